@@ -1,0 +1,212 @@
+// Forward kernels over a load functor (loads.cuh) and a store functor. No torch here.
+
+#pragma once
+
+#include "loads.cuh"
+#include "mapping.cuh"
+#include "primitives.cuh"
+#include "rows.cuh"
+
+namespace sms_plugin {
+
+// What happens at the store of the forward: probs [rows, cols], contiguous.
+template <typename T>
+struct StoreProbs {
+  using Acc = Accumulator<T>;
+  static constexpr int N = kVectorSize<T>;
+  T* probs;  // [rows, cols]
+
+  struct Row {
+    T* probs;  // [cols]
+    uint32_t shift;  // misalignment of probs
+  };
+
+  __device__ __forceinline__ Row row(int64_t row, int64_t cols) const {
+    T* start = probs + row * cols;
+    return {start, misalignment(start)};
+  }
+
+  template <typename Index>
+  __device__ __forceinline__ void store(const Row& row, Index first, Index cols,
+                                        const Acc (&p)[N]) const {
+    store_vector(row.probs, first, cols, row.shift, pack<T>(p));
+  }
+
+  template <typename Index>
+  __device__ __forceinline__ void store_zeros(const Row& row, Index first, Index cols) const {
+    store_vector(row.probs, first, cols, row.shift, zero_vector<T>());
+  }
+};
+
+// What the exponentials are measured from: the row's maximum; 0 for a row that keeps nothing, so that all
+// of it becomes exp(-inf); NaN for one that overflows or holds +inf. A NaN in the row passes through max
+// unseen and reaches the sum.
+template <typename Acc>
+__device__ __forceinline__ Acc row_shift(Acc maximum) {
+  if (maximum > Limits<Acc>::kMaxZ) return static_cast<Acc>(NAN);
+  return maximum == negative_infinity(Acc{}) ? Acc{0} : maximum;
+}
+
+template <typename Acc>
+__device__ __forceinline__ Acc row_factor(Acc sum) {
+  return sum == Acc{0} ? Acc{0} : reciprocal(sum);
+}
+
+template <typename Load, typename Acc = typename Load::Acc>
+__device__ __forceinline__ Acc vector_max(const Load& load, const typename Load::Held& held,
+                                          Acc maximum) {
+#pragma unroll
+  for (int k = 0; k < Load::N; ++k) {
+    const Acc z = load.z(held, k);
+    maximum = z > maximum ? z : maximum;
+  }
+  return maximum;
+}
+
+template <typename Load, typename Acc = typename Load::Acc>
+__device__ __forceinline__ Acc vector_sum(const Load& load, const typename Load::Held& held,
+                                          Acc shift) {
+  Acc weights[Load::N];
+#pragma unroll
+  for (int k = 0; k < Load::N; ++k) weights[k] = exp_of_eighth(load.z(held, k) - shift);
+  return tree_sum(weights);
+}
+
+// Columns from `end` on and those removed by selection are 0 even in a NaN row.
+template <typename Load, typename Store, typename Index, typename Acc = typename Load::Acc>
+__device__ __forceinline__ void vector_store(const Load& load, const typename Load::Held& held,
+                                             const Store& store, const typename Store::Row& out,
+                                             Acc shift, Acc factor, Index first, Index end,
+                                             Index cols) {
+  // bfloat16 holds probs that float32 exponentials flush to 0: it gets them from 2^64 times as large ones. The
+  // added exponent costs up to 3e-6 of accuracy, much below its half unit in the last place.
+  constexpr bool kHasWideRange = std::is_same_v<typename Load::Scalar, __nv_bfloat16>;
+  constexpr int kExtraExponent = kHasWideRange ? 64 : 0;
+  if constexpr (kHasWideRange) factor *= 0x1p-64f;
+  Acc p[Load::N];
+#pragma unroll
+  for (int k = 0; k < Load::N; ++k) {
+    p[k] = exp_of_eighth<kExtraExponent>(load.z(held, k) - shift) * factor;
+    if (!load.is_selected(held, k)) p[k] = 0;
+  }
+  if (first + Load::N > end) {
+#pragma unroll
+    for (int k = 0; k < Load::N; ++k) {
+      if (first + k >= end) p[k] = 0;
+    }
+  }
+  store.store(out, first, cols, p);
+}
+
+// kLanes threads own a row and keep it in registers, kVectors vectors each, striped.
+// Reads the visible scores (and terms) once, writes all of probs once; exponentials are computed twice.
+// Chosen for rows of up to kLanes * kVectors vectors (mapping.cuh).
+// Safe: a row belongs to its threads alone; inactive groups take part in shuffles with an empty row.
+template <typename Load, typename Store, int kLanes, int kVectors, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    softmax_forward(const Load load, const Store store,
+                    const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal) {
+  using Acc = typename Load::Acc;
+  using Reduction = RowReduction<kLanes, Acc>;
+  constexpr int N = Load::N;
+  constexpr int kStripe = kLanes * N;
+  __shared__ typename Reduction::Shared shared;
+
+  const int lane = threadIdx.x % kLanes;
+  int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
+  const bool is_active = row < layout.rows;
+  if (!is_active) row = 0;
+
+  const RowOffsets offsets = layout.template offsets<3>(row);
+  const typename Load::Row in = load.row(layout, offsets);
+  const typename Store::Row out = store.row(row, layout.cols);
+  const int cols = is_active ? static_cast<int>(layout.cols) : 0;
+  const int end = is_active ? static_cast<int>(causal.visible(offsets.query)) : 0;
+
+  typename Load::Held held[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int first = v * kStripe + lane * N;
+    held[v] = first < end ? load.load(in, first, end) : load.removed();
+  }
+  // These zeros depend on nothing: they are on their way while the loads arrive.
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int first = v * kStripe + lane * N;
+    if (first >= end && first < cols) store.store_zeros(out, first, cols);
+  }
+
+  Acc maximum = negative_infinity(Acc{});
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (v * kStripe < end) maximum = vector_max(load, held[v], maximum);
+  }
+  const Acc shift = row_shift(Reduction::max(maximum, shared));
+
+  Acc sums[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    Load::between_passes(held[v]);
+    sums[v] = v * kStripe < end ? vector_sum(load, held[v], shift) : Acc{0};
+  }
+  const Acc factor = row_factor(Reduction::sum(tree_sum(sums), shared));
+
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    Load::between_passes(held[v]);
+    const int first = v * kStripe + lane * N;
+    if (first < end) vector_store(load, held[v], store, out, shift, factor, first, end, cols);
+  }
+}
+
+// A block owns a row that doesn't fit in registers and reads it three times, twice from the L2 if it fits.
+// Chosen for rows beyond Load::kMaxResident; any length.
+// Safe: a row belongs to its block alone.
+template <typename Load, typename Store, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    softmax_forward_streaming(const Load load, const Store store,
+                              const __grid_constant__ DeviceRowLayout layout,
+                              const CausalLimit causal) {
+  using Acc = typename Load::Acc;
+  using Reduction = RowReduction<kThreads, Acc>;
+  constexpr int N = Load::N;
+  constexpr int64_t kStep = int64_t{kThreads} * N;
+  __shared__ typename Reduction::Shared shared;
+
+  const int64_t row = blockIdx.x;
+  const RowOffsets offsets = layout.template offsets<3>(row);
+  const typename Load::Row in = load.row(layout, offsets);
+  const typename Store::Row out = store.row(row, layout.cols);
+  const int64_t cols = layout.cols;
+  const int64_t end = causal.visible(offsets.query);
+  const int64_t start = int64_t{threadIdx.x} * N;
+
+  Acc maximum = negative_infinity(Acc{});
+#pragma unroll 4
+  for (int64_t first = start; first < end; first += kStep) {
+    maximum = vector_max(load, load.load(in, first, end), maximum);
+  }
+  const Acc shift = row_shift(Reduction::max(maximum, shared));
+
+  constexpr int kSums = kStreamingSums<Acc>;
+  Acc sums[kSums] = {};
+  for (int64_t base = start; base < end; base += kSums * kStep) {
+#pragma unroll
+    for (int u = 0; u < kSums; ++u) {
+      const int64_t first = base + u * kStep;
+      if (first < end) sums[u] += vector_sum(load, load.load(in, first, end), shift);
+    }
+  }
+  const Acc factor = row_factor(Reduction::sum(tree_sum(sums), shared));
+
+#pragma unroll 4
+  for (int64_t first = start; first < cols; first += kStep) {
+    if (first < end) {
+      vector_store(load, load.load(in, first, end), store, out, shift, factor, first, end, cols);
+    } else {
+      store.store_zeros(out, first, cols);
+    }
+  }
+}
+
+}  // namespace sms_plugin

@@ -1,0 +1,64 @@
+// Between the host code, which knows tensors, and the kernels, which know pointers. One instance a dtype.
+
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../row_layout.h"
+
+namespace sms_plugin {
+
+// Data of an additive or bool tensor; the values are those of TermKind in loads.cuh.
+struct HostTerm {
+  const void* data = nullptr;
+  int kind = 0;
+};
+
+struct ForwardArguments {
+  const void* scores;  // strided [rows, cols]
+  HostTerm mask;       // strided, broadcasts to [rows, cols]
+  HostTerm bias;       // same, never bool
+  void* probs;         // [rows, cols]
+  double scale;
+  CausalLimit causal;
+  RowLayout layout;  // operands: scores, mask, bias
+};
+
+struct BackwardArguments {
+  const void* grad_probs;  // strided [rows, cols]
+  const void* probs;       // strided [rows, cols]
+  void* grad_scores;       // [rows, cols]
+  void* dots;              // [rows] in the accumulator, or null
+  double scale;
+  CausalLimit causal;
+  RowLayout layout;  // operands: grad_probs, probs
+};
+
+struct BiasGradArguments {
+  const void* grad_probs;  // strided [rows, cols]
+  const void* probs;       // strided [rows, cols]
+  const void* dots;        // [rows] in the accumulator
+  void* partial;           // [chunks, bias values] in the accumulator
+  void* grad_bias;         // [bias values]
+  int kind;                // dtype of grad_bias, as in TermKind
+  int64_t chunks;
+  CausalLimit causal;
+  RowLayout kept;     // operands: grad_probs, probs, dots
+  RowLayout reduced;  // same
+  bool cols_kept;
+};
+
+// How many chunks the reduced rows are cut into: enough threads for a large card, by shape alone.
+int64_t bias_grad_chunks(const RowLayout& kept, const RowLayout& reduced, bool cols_kept);
+
+// T is __half, __nv_bfloat16, float or double. Nothing is launched for an empty layout.
+template <typename T>
+void launch_forward(const ForwardArguments& arguments, cudaStream_t stream);
+template <typename T>
+void launch_backward(const BackwardArguments& arguments, cudaStream_t stream);
+template <typename T>
+void launch_bias_grad(const BiasGradArguments& arguments, cudaStream_t stream);
+
+}  // namespace sms_plugin

@@ -1,0 +1,9 @@
+#include "launch.cuh"
+
+namespace sms_plugin {
+
+template void launch_forward<double>(const ForwardArguments&, cudaStream_t);
+template void launch_backward<double>(const BackwardArguments&, cudaStream_t);
+template void launch_bias_grad<double>(const BiasGradArguments&, cudaStream_t);
+
+}  // namespace sms_plugin

@@ -1,0 +1,183 @@
+"""patch_attention and unpatch_attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from sms_plugin.modules import ScaledMaskSoftmax
+from sms_plugin.patch.registry import (
+    Adapter,
+    adapter_of,
+    check_softmax,
+    is_patched,
+    qualified,
+    recognised_base,
+)
+from sms_plugin.patch.report import PatchedModule, PatchError, PatchReport, SkippedModule
+
+SLOT = "scaled_mask_softmax"  # the submodule that a patched forward calls; it has no state
+_NAME = "_sms_plugin_softmax"  # on a patched instance: the name it was patched with
+
+
+def patch_attention(
+    model: nn.Module,
+    *,
+    modules: Sequence[str] | None = None,
+    strict: bool = True,
+    softmax: str = "fused",
+) -> PatchReport:
+    """Exchange the softmax of the attention modules of `model`, in place.
+
+    Patch before the first forward of a compiled model. All or nothing: where it raises, the model
+    is as it was. Patching again with the same `softmax` changes nothing; with another one it
+    exchanges it.
+
+    Args:
+        model: any module; only attention modules inside it change.
+        modules: qualified names or patterns ("encoder.*.self_attn") to restrict it to.
+        strict: raise when a module that has an adapter can't be patched.
+        softmax: "fused", "native", "compiled", "reference" (see ScaledMaskSoftmax), or "sdpa":
+            the whole core by F.scaled_dot_product_attention, without probabilities.
+
+    Raises:
+        PatchError: when nothing is patched, or with `strict` not everything.
+        ValueError: for an unknown `softmax`, or a pattern in `modules` that matches nothing.
+    """
+    report = apply_patch(model, modules=modules, strict=strict, softmax=softmax)
+    print(report.summary())
+    return report
+
+
+def apply_patch(
+    model: nn.Module, *, modules: Sequence[str] | None, strict: bool, softmax: str
+) -> PatchReport:
+    """`patch_attention` without printing, for callers that know their rank."""
+    check_softmax("patch_attention", softmax)
+    candidates = dict(_attention_modules(model))
+    selected = _select(candidates, modules)
+    todo: list[tuple[nn.Module, Adapter]] = []
+    patched: list[PatchedModule] = []
+    skipped: list[SkippedModule] = []
+    for name, module in candidates.items():
+        adapter = adapter_of(module)
+        kind = qualified(adapter.original if adapter else type(module))
+        if name not in selected:
+            skipped.append(SkippedModule(name, kind, "not selected by modules=", False))
+        elif (reason := _why_not(module, adapter, softmax)) is not None:
+            skipped.append(SkippedModule(name, kind, *reason))
+        elif adapter is not None:
+            already = getattr(module, _NAME, None) == softmax
+            patched.append(PatchedModule(name, kind, already))
+            if not already:
+                todo.append((module, adapter))
+    report = PatchReport(softmax, tuple(patched), tuple(skipped))
+    if strict and any(module.blocking for module in skipped):
+        raise PatchError(
+            "patch_attention: some attention modules can't be patched; pass strict=False to leave "
+            "them as they are, or modules=[...] to choose",
+            report,
+        )
+    if not patched:
+        raise PatchError(
+            f"patch_attention: nothing to patch in {qualified(type(model))}; add an adapter for "
+            "its attention class with sms_plugin.register_adapter",
+            report,
+        )
+    # Built first: nothing below can fail, so no model is left half patched.
+    slots = [None if softmax == "sdpa" else ScaledMaskSoftmax(softmax) for _ in todo]
+    for (module, adapter), slot in zip(todo, slots, strict=True):
+        _restore(module, adapter)
+        _swap(module, adapter, softmax, slot)
+    return report
+
+
+def unpatch_attention(model: nn.Module, *, modules: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Give every patched attention module of `model` its own class back.
+
+    Args:
+        model: the model, patched or not.
+        modules: qualified names or patterns to restrict it to.
+
+    Returns:
+        The qualified names of the modules that were restored.
+
+    Raises:
+        ValueError: when a pattern in `modules` matches no attention module.
+    """
+    candidates = dict(_attention_modules(model))
+    selected = _select(candidates, modules)
+    restored = []
+    for name, module in candidates.items():
+        adapter = adapter_of(module)
+        if adapter is not None and is_patched(module) and name in selected:
+            _restore(module, adapter)
+            restored.append(name)
+    return tuple(restored)
+
+
+def _swap(
+    module: nn.Module, adapter: Adapter, softmax: str, slot: ScaledMaskSoftmax | None
+) -> None:
+    cls = adapter.class_for(softmax)
+    assert cls is not None  # _why_not has seen to it
+    module.__class__ = cls
+    module.__dict__[_NAME] = softmax
+    if slot is not None:
+        setattr(module, SLOT, slot.train(module.training))
+
+
+def _restore(module: nn.Module, adapter: Adapter) -> None:
+    module._modules.pop(SLOT, None)
+    module.__dict__.pop(_NAME, None)
+    module.__class__ = adapter.original
+
+
+def _attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules with an adapter, and those that look like attention and have none inside them."""
+    named = dict(model.named_modules())
+    recognised = [name for name, module in named.items() if adapter_of(module)]
+    for name, module in named.items():
+        prefix = f"{name}." if name else ""
+        if name in recognised:
+            yield name, module
+        elif any(other.startswith(prefix) for other in recognised):
+            continue  # it holds a module that is listed itself
+        elif recognised_base(module) or "attention" in type(module).__name__.lower():
+            yield name, module
+
+
+def _select(candidates: dict[str, nn.Module], patterns: Sequence[str] | None) -> set[str]:
+    if patterns is None:
+        return set(candidates)
+    if isinstance(patterns, str):
+        raise TypeError(f"modules must be a list of names or patterns, got {patterns!r}")
+    selected: set[str] = set()
+    for pattern in patterns:
+        matches = {name for name in candidates if fnmatchcase(name, pattern)}
+        if not matches:
+            raise ValueError(
+                f"modules: {pattern!r} matches no attention module; there are: "
+                f"{', '.join(candidates) or 'none'}"
+            )
+        selected |= matches
+    return selected
+
+
+def _why_not(module: nn.Module, adapter: Adapter | None, softmax: str) -> tuple[str, bool] | None:
+    """A reason not to patch, and whether strict=True has to raise for it."""
+    if adapter is None:
+        base = recognised_base(module)
+        if base is not None:
+            return f"a subclass of {base.__name__} may compute something else: no adapter", True
+        return "no adapter for this class (sms_plugin.register_adapter)", False
+    if adapter.class_for(softmax) is None:
+        return f"its adapter has no class for softmax={softmax}", True
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance, so a patch would not be called", True
+    if not is_patched(module) and hasattr(module, SLOT):
+        return f"it has an attribute {SLOT} of its own", True
+    reason = adapter.decline(module, softmax) if adapter.decline else None
+    return None if reason is None else (reason, True)

@@ -1,0 +1,49 @@
+"""Fixtures of all tests: where they run, and which implementation of the contract they hold to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+TESTS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS))  # compare.py and cases.py, under any import mode of pytest
+
+try:
+    import sms_plugin
+except ModuleNotFoundError:  # not installed: the checkout that these tests lie in
+    sys.path.insert(0, str(TESTS.parent))
+    import sms_plugin
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cuda: needs a CUDA GPU; skipped where there is none")
+    config.addinivalue_line("markers", "slow: takes tens of GB or more than ten seconds")
+
+
+@pytest.fixture
+def cuda() -> str:
+    """The current GPU's device name; skips the test where there is none."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU: torch.cuda.is_available() is False")
+    return "cuda"
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Every machine's CPU, and its GPU if it has one."""
+    return request.getfixturevalue("cuda") if request.param == "cuda" else "cpu"
+
+
+@pytest.fixture(params=["fused", "reference"])
+def check(request: pytest.FixtureRequest) -> Callable[..., torch.Tensor]:
+    """`compare.check` of the operator, and of its definition in plain PyTorch."""
+    from compare import check as check_of
+
+    if request.param == "fused":
+        return partial(check_of, sms_plugin.scaled_mask_softmax)
+    return partial(check_of, sms_plugin.reference.scaled_mask_softmax, saves_probs=False)

@@ -1,0 +1,63 @@
+"""How train/model.py's attention core is patched, registered as a user would for their own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import sms_plugin
+from train.model import AttentionCore
+
+
+class SoftmaxCore(AttentionCore):
+    """The core with its scale, mask and softmax in one operator."""
+
+    scaled_mask_softmax: sms_plugin.ScaledMaskSoftmax
+
+    def forward(
+        self,
+        q: Tensor,  # (B, H, Tq, D)
+        k: Tensor,  # (B, H, Tk, D)
+        v: Tensor,  # (B, H, Tk, D)
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        scores = q @ k.transpose(-2, -1)  # (B, H, Tq, Tk)
+        probs = self.scaled_mask_softmax(scores, mask, self.scale, is_causal)
+        probs = F.dropout(probs, self.dropout, self.training)
+        return probs @ v, probs  # (B, H, Tq, D), (B, H, Tq, Tk)
+
+
+class SDPACore(AttentionCore):
+    """The core by F.scaled_dot_product_attention: no probabilities."""
+
+    def forward(
+        self,
+        q: Tensor,  # (B, H, Tq, D)
+        k: Tensor,  # (B, H, Tk, D)
+        v: Tensor,  # (B, H, Tk, D)
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        t_q, t_k = q.size(-2), k.size(-2)
+        if is_causal and (mask is not None or t_q != t_k):
+            # SDPA aligns is_causal to the top left, and not every version takes a mask with it.
+            above = self.causal_mask[t_k - t_q : t_k, :t_k]  # (Tq, Tk), True = masked
+            if mask is None:
+                mask = above
+            elif mask.dtype == torch.bool:
+                mask = mask | above
+            else:
+                mask = mask.masked_fill(above, float("-inf"))
+            is_causal = False
+        if mask is not None and mask.dtype == torch.bool:
+            mask = ~mask  # SDPA's True means: take part
+        dropout = self.dropout if self.training else 0.0
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=self.scale
+        )  # (B, H, Tq, D)
+        return out, None
+
+
+sms_plugin.register_adapter(AttentionCore, SoftmaxCore, sdpa=SDPACore)

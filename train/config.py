@@ -1,0 +1,109 @@
+"""Names and types of every setting. The values are in conf/*.yaml, and in no second place."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
+
+
+class _Choice(enum.Enum):
+    def __str__(self) -> str:
+        return self.name  # as in YAML, also where a folder's name is made of it
+
+
+class Softmax(_Choice):
+    """Which softmax the attention of the model runs."""
+
+    native = "native"  # the chain of train/model.py as it stands
+    fused = "fused"  # sms_plugin.scaled_mask_softmax
+    compiled = "compiled"  # torch.compile of the chain
+    sdpa = "sdpa"  # the whole attention core by F.scaled_dot_product_attention
+
+
+class Positions(_Choice):
+    """How the model is told where a token stands."""
+
+    learned = "learned"
+    rotary = "rotary"
+
+
+@dataclass
+class SoftmaxConfig:
+    name: Softmax = MISSING
+
+
+@dataclass
+class ModelConfig:
+    n_layer: int = MISSING
+    n_head: int = MISSING
+    n_embd: int = MISSING
+    positions: Positions = MISSING
+    dropout: float = MISSING  # of embeddings, attention and residual branches
+    learning_rate: float = MISSING  # peak; here since it goes with the model's size
+
+
+@dataclass
+class DataConfig:
+    seq_len: int = MISSING  # tokens that a training example predicts
+    batch_size: int = MISSING  # examples a step, on each device
+    val_batches: int = MISSING  # evenly spaced batches of the validation part
+    val_fraction: float = MISSING  # of the files, chosen by the hash of their names
+    num_workers: int = MISSING
+
+
+@dataclass
+class OptimizerConfig:
+    weight_decay: float = MISSING  # of matrices only
+    beta1: float = MISSING
+    beta2: float = MISSING
+    warmup_steps: int = MISSING
+    final_lr_ratio: float = MISSING  # where the cosine ends, as a share of the peak
+
+
+@dataclass
+class TrainerConfig:
+    max_steps: int = MISSING  # optimizer steps
+    val_every: int = MISSING  # optimizer steps from one validation to the next
+    accelerator: str = MISSING
+    devices: int = MISSING
+    precision: str = MISSING
+    accumulate_grad_batches: int = MISSING
+    gradient_clip_val: float = MISSING
+    timer_warmup_steps: int = MISSING  # left out of the timing summary
+
+
+@dataclass
+class Config:
+    softmax: SoftmaxConfig = MISSING
+    model: ModelConfig = MISSING
+    data: DataConfig = MISSING
+    trainer: TrainerConfig = MISSING
+    optimizer: OptimizerConfig = MISSING
+    seed: int = MISSING
+    run_dir: str = MISSING
+
+
+def register_schema() -> None:
+    """Make the dataclasses the schema of conf/config.yaml (its first default)."""
+    ConfigStore.instance().store(name="schema", node=Config)
+
+
+def to_config(node: DictConfig) -> Config:
+    """The composed configuration as a checked dataclass; missing values raise."""
+    config = OmegaConf.to_object(node)
+    assert isinstance(config, Config)
+    return config
+
+
+def load_config(overrides: list[str]) -> Config:
+    """Compose conf/ for a caller in Python; `run_dir=...` must be among `overrides`."""
+    register_schema()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return to_config(compose("config", overrides=overrides))

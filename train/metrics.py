@@ -1,0 +1,158 @@
+"""Losses and speed of a run: recorded without waiting for the device, written as metrics.csv."""
+
+from __future__ import annotations
+
+import csv
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, TQDMProgressBar
+from pytorch_lightning.trainer.states import TrainerFn
+from torch import Tensor
+
+from sms_plugin.callbacks.whole_file import whole_file
+
+
+@dataclass
+class MetricsRow:
+    """What is known of the weights after `step` optimizer steps."""
+
+    step: int
+    train_loss: float | None = None  # of the next batch(es), mean nats a token
+    val_loss: float | None = None
+    learning_rate: float | None = None
+    tokens_per_s: float | None = None  # since the validation before; in its rows only
+
+
+class MetricsRecorder(Callback):
+    """Keeps a row for each step and writes them at each validation and at the end.
+
+    Args:
+        path: metrics.csv.
+        max_steps: optimizer steps of the run.
+        tokens_per_step: tokens that an optimizer step learns from, over all devices.
+
+    Attributes:
+        rows: by step.
+        train_seconds: spent training so far, validation left out.
+    """
+
+    def __init__(self, path: Path, *, max_steps: int, tokens_per_step: int) -> None:
+        self.path, self.max_steps, self.tokens_per_step = path, max_steps, tokens_per_step
+        self.rows: dict[int, MetricsRow] = {}
+        self.train_seconds = 0.0
+        self._losses = torch.zeros(0)  # (max_steps,) on the device
+        self._read = 0  # steps whose loss is in its row
+        self._started: float | None = None  # while the clock runs
+        self._live = (0, 0.0)  # step and time when the progress bar last asked
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._losses = torch.zeros(self.max_steps, device=pl_module.device)
+        self._started = time.perf_counter()
+        self._live = (trainer.global_step, self._started)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        self._step = trainer.global_step
+        row = self.rows.setdefault(self._step, MetricsRow(self._step))
+        row.learning_rate = trainer.optimizers[0].param_groups[0]["lr"]
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Tensor,
+        batch_idx: int,
+    ) -> None:
+        # Divided by accumulate_grad_batches already, so that the sum is the mean over the step.
+        self._losses[self._step] += outputs["loss"].detach()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._started is not None:
+            self._pause(trainer.global_step)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        row = self.rows.setdefault(trainer.global_step, MetricsRow(trainer.global_step))
+        row.val_loss = float(trainer.callback_metrics["val_loss"])
+        if trainer.is_global_zero:
+            self.write()
+            bar = trainer.progress_bar_callback
+            (print if bar is None else bar.print)(self.line(row))
+        if trainer.state.fn is TrainerFn.FITTING:
+            self._started = time.perf_counter()
+            self._live = (trainer.global_step, self._started)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._finish(trainer)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self._finish(trainer)
+
+    def _finish(self, trainer: pl.Trainer) -> None:
+        if self._started is not None:
+            self._pause(trainer.global_step)
+        if trainer.is_global_zero:
+            self.write()
+
+    def _pause(self, step: int) -> None:
+        """Read what the device has computed, which waits for it, and stop the clock."""
+        first, self._read = self._read, step
+        for at, loss in enumerate(self._losses[first:step].tolist(), start=first):
+            self.rows[at].train_loss = loss
+        assert self._started is not None
+        seconds = time.perf_counter() - self._started
+        self._started = None
+        if step > first:
+            self.train_seconds += seconds
+            row = self.rows.setdefault(step, MetricsRow(step))
+            row.tokens_per_s = (step - first) * self.tokens_per_step / seconds
+
+    def live(self) -> dict[str, str]:
+        """Loss of the running step and tokens/s since the last call; waits for the device."""
+        now, (step, since) = time.perf_counter(), self._live
+        loss = float(self._losses[self._step])
+        speed = (self._step - step) * self.tokens_per_step / max(now - since, 1e-9)
+        self._live = (self._step, now)
+        return {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
+
+    def line(self, row: MetricsRow) -> str:
+        """A row as text, with the training loss of the step before, which is known by then."""
+        before = self.rows.get(row.step - 1)
+        parts = [f"step {row.step:>{len(str(self.max_steps))}}/{self.max_steps}"]
+        if before is not None and before.train_loss is not None:
+            parts.append(f"train loss {before.train_loss:.3f}")
+        if row.val_loss is not None:
+            parts.append(f"validation loss {row.val_loss:.3f}")
+        if row.tokens_per_s is not None:
+            parts.append(f"{row.tokens_per_s:,.0f} tokens/s")
+        return "   ".join(parts)
+
+    def write(self) -> None:
+        with whole_file(self.path) as unfinished, unfinished.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [column.name for column in fields(MetricsRow)])
+            writer.writeheader()
+            writer.writerows(asdict(self.rows[step]) for step in sorted(self.rows))
+
+
+class LossBar(TQDMProgressBar):
+    """Lightning's bar with the recorder's loss and tokens/s; waits for the device when it redraws.
+
+    Args:
+        recorder: where they come from.
+        refresh_rate: steps from one redraw to the next.
+    """
+
+    def __init__(self, recorder: MetricsRecorder, refresh_rate: int = 10) -> None:
+        super().__init__(refresh_rate=refresh_rate)
+        self._recorder = recorder
+
+    def get_metrics(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        return dict(self._recorder.live())

@@ -1,0 +1,95 @@
+"""Next-token training as a LightningModule."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import asdict
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor
+
+from train.config import Config
+from train.model import GPT
+
+
+class LanguageModel(pl.LightningModule):
+    """A GPT, its cross entropy, AdamW and a schedule of warm-up and cosine.
+
+    Letters: B batch, T positions, V vocabulary.
+
+    Args:
+        config: the whole configuration; a plain copy of it goes into checkpoints.
+        vocab_size: V.
+    """
+
+    def __init__(self, config: Config, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.model = GPT(config.model, vocab_size, max_len=config.data.seq_len)
+        # Plain values, for a checkpoint must load with weights_only=True.
+        self.save_hyperparameters({"config": _plain(asdict(config)), "vocab_size": vocab_size})
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, V)
+        return self.model(tokens)
+
+    def loss(self, batch: Tensor) -> Tensor:
+        """Mean nats a token.
+
+        Args:
+            batch: (B, T + 1) uint8; each position is predicted from those before it.
+        """
+        tokens = batch.long()
+        logits = self(tokens[:, :-1])  # (B, T, V)
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), batch_size=len(batch), sync_dist=True)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        settings, peak = self.config.optimizer, self.config.model.learning_rate
+        parameters = list(self.parameters())
+        groups = [
+            {
+                "params": [p for p in parameters if p.dim() >= 2],
+                "weight_decay": settings.weight_decay,
+            },
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=peak, betas=(settings.beta1, settings.beta2))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.learning_rate_factor)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def learning_rate_factor(self, step: int) -> float:
+        """Share of the peak at an optimizer step: a line up, then half a cosine down."""
+        settings, steps = self.config.optimizer, self.config.trainer.max_steps
+        if step < settings.warmup_steps:
+            return (step + 1) / settings.warmup_steps
+        done = (step - settings.warmup_steps) / max(steps - settings.warmup_steps, 1)
+        cosine = 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
+        return settings.final_lr_ratio + (1.0 - settings.final_lr_ratio) * cosine
+
+    def weights_sha256(self) -> str:
+        """Hash of all parameters and their names: equal for runs that start equal."""
+        digest = hashlib.sha256()
+        for name, weight in self.named_parameters():
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """The same with an enum's name in place of it."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return getattr(value, "name", value)

@@ -1,0 +1,40 @@
+"""The picture of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from sms_plugin.callbacks.whole_file import whole_file
+from train.metrics import MetricsRow
+
+
+def plot_losses(rows: Iterable[MetricsRow], *, byte_entropy: float, title: str, path: Path) -> None:
+    """Draw training and validation loss (nats a token) against the optimizer step, as a PNG.
+
+    Args:
+        rows: of a run.
+        byte_entropy: nats a token of a model that knows single bytes only; drawn as a line.
+        title: above the axes.
+        path: the PNG.
+    """
+    rows = list(rows)
+    train = [(row.step, row.train_loss) for row in rows if row.train_loss is not None]
+    val = [(row.step, row.val_loss) for row in rows if row.val_loss is not None]
+    # No pyplot: it keeps figures in a global list and picks a backend by the display.
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.axhline(byte_entropy, color="0.6", linestyle="--", label="entropy of single bytes")
+    if train:
+        axes.plot(*zip(*train, strict=True), color="tab:blue", linewidth=0.8, label="training")
+    if val:
+        axes.plot(*zip(*val, strict=True), "o-", color="tab:orange", label="validation")
+    axes.set(title=title, xlabel="optimizer step", ylabel="loss, nats a token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=120)

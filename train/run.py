@@ -1,0 +1,253 @@
+"""Train a small GPT: `python train/run.py softmax=fused`; settings are in conf/."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+# As a script, the path begins with train/; packages are found from the checkout's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import hydra
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+
+import sms_plugin
+from sms_plugin.callbacks import ForwardBackwardTimer
+from sms_plugin.callbacks.whole_file import whole_file
+from sms_plugin.patch import PatchReport
+from train import adapter  # noqa: F401  teaches patch_attention the model's core
+from train.config import CONF_DIR, Config, Softmax, register_schema, to_config
+from train.data import VOCAB_SIZE, Corpus, TextData, read_stdlib
+from train.metrics import LossBar, MetricsRecorder
+from train.module import LanguageModel
+from train.overrides import exit_on_mistakes
+from train.plots import plot_losses
+
+
+def train(cfg: Config) -> dict[str, Any]:
+    """Train as configured; the run folder gets metrics, timing, plot, checkpoints and a summary.
+
+    Args:
+        cfg: every setting; `train.config.load_config` makes one from overrides.
+
+    Returns:
+        What summary.json holds.
+
+    Raises:
+        ValueError: for settings that can't be trained with.
+        RuntimeError: when the softmax that ran is not the one asked for.
+    """
+    started = time.perf_counter()
+    if cfg.trainer.max_steps < 1:
+        raise ValueError(f"trainer.max_steps must be at least 1, got {cfg.trainer.max_steps}")
+    run_dir = Path(cfg.run_dir)
+    with whole_file(run_dir / "config.yaml") as unfinished:
+        unfinished.write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)))
+
+    corpus = read_stdlib(cfg.data.val_fraction)
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    module = LanguageModel(cfg, VOCAB_SIZE)
+    weights_sha256 = module.weights_sha256()
+    report = choose_softmax(module, cfg.softmax.name)
+    calls_before = sms_plugin.call_counts()
+
+    micro_batches = cfg.trainer.accumulate_grad_batches * cfg.trainer.devices
+    recorder = MetricsRecorder(
+        run_dir / "metrics.csv",
+        max_steps=cfg.trainer.max_steps,
+        tokens_per_step=micro_batches * cfg.data.batch_size * cfg.data.seq_len,
+    )
+    timer = ForwardBackwardTimer(run_dir, warmup_steps=cfg.trainer.timer_warmup_steps)
+    trainer = build_trainer(cfg, run_dir, recorder, timer)
+    data = TextData(
+        corpus,
+        cfg.data,
+        seed=cfg.seed,
+        train_batches=cfg.trainer.max_steps * micro_batches,
+    )
+    print_start(cfg, module, corpus, trainer)
+    trainer.fit(module, data)
+    if cfg.trainer.max_steps % cfg.trainer.val_every:  # the last weights were not validated
+        trainer.validate(module, data, verbose=False)
+
+    calls = calls_since(calls_before)
+    check_calls(cfg.softmax.name, calls, module.device.type)
+    val_loss = recorder.rows[cfg.trainer.max_steps].val_loss
+    assert val_loss is not None
+    summary = {
+        "softmax": cfg.softmax.name.name,
+        "patched": json.loads(report.to_json()) if report else None,
+        "call_counts": calls,
+        "seed": cfg.seed,
+        "steps": cfg.trainer.max_steps,
+        "first_train_loss": recorder.rows[0].train_loss,
+        "val_loss": val_loss,
+        "byte_entropy": corpus.byte_entropy,
+        "val_loss_over_byte_entropy": val_loss / corpus.byte_entropy,
+        "train_seconds": recorder.train_seconds,
+        "total_seconds": time.perf_counter() - started,
+        "tokens_per_s": cfg.trainer.max_steps * recorder.tokens_per_step / recorder.train_seconds,
+        "step_times": {name: vars(spread) for name, spread in timer.summary().items()},
+        "parameters": sum(weight.numel() for weight in module.parameters()),
+        "initial_weights_sha256": weights_sha256,
+        "data_sha256": corpus.sha256,
+        "data_tokens": {"train": len(corpus.train), "val": len(corpus.val)},
+        "environment": environment(module.device),
+    }
+    if trainer.is_global_zero:
+        finish(summary, recorder, run_dir)
+    return summary
+
+
+def choose_softmax(module: LanguageModel, softmax: Softmax) -> PatchReport | None:
+    """Patch the model to the softmax asked for; `native` is the model as it is written."""
+    if softmax is Softmax.native:
+        print("softmax=native: the chain of train/model.py as it is written, nothing patched")
+        return None
+    if softmax is Softmax.fused:
+        # Now, so that a library that can't be had ends the run here, and no step waits for it.
+        from sms_plugin import extension
+
+        extension.load()
+    report = sms_plugin.patch_attention(module, softmax=softmax.name)
+    print(report)
+    return report
+
+
+def build_trainer(
+    cfg: Config, run_dir: Path, recorder: MetricsRecorder, timer: ForwardBackwardTimer
+) -> pl.Trainer:
+    """A Trainer for max_steps optimizer steps with a validation every val_every of them."""
+    # The loaders only slice a tensor in memory: workers would cost more than they save.
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's, of newer torch
+    # What Lightning would say of the device is in our own lines.
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
+    is_terminal = sys.stdout.isatty()
+    # Checkpoint names have no '=', for a command line of Hydra takes none in a value.
+    checkpoint = ModelCheckpoint(
+        run_dir / "checkpoints",
+        filename="best",
+        monitor="val_loss",
+        save_last=True,
+        auto_insert_metric_name=False,
+        enable_version_counter=False,
+    )
+    callbacks: list[Callback] = [recorder, timer, checkpoint]
+    if is_terminal:
+        callbacks.append(LossBar(recorder))
+    return pl.Trainer(
+        accelerator=cfg.trainer.accelerator,
+        devices=cfg.trainer.devices,
+        precision=cfg.trainer.precision,  # type: ignore[arg-type]  # Lightning checks the word
+        max_steps=cfg.trainer.max_steps,
+        val_check_interval=cfg.trainer.val_every * cfg.trainer.accumulate_grad_batches,
+        check_val_every_n_epoch=None,
+        accumulate_grad_batches=cfg.trainer.accumulate_grad_batches,
+        gradient_clip_val=cfg.trainer.gradient_clip_val,
+        callbacks=callbacks,
+        default_root_dir=run_dir,
+        logger=False,
+        enable_progress_bar=is_terminal,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+
+
+def calls_since(before: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """The operator's calls by name and device, those `before` left out."""
+    return {
+        op: {device: n - before[op][device] for device, n in devices.items()}
+        for op, devices in sms_plugin.call_counts().items()
+    }
+
+
+def check_calls(softmax: Softmax, calls: dict[str, dict[str, int]], device: str) -> None:
+    """Compare the operator's own counters with the softmax that was configured.
+
+    Raises:
+        RuntimeError: when softmax=fused did not call it on `device` in both directions, or when
+            another softmax called it.
+    """
+    if softmax is Softmax.fused and not all(devices[device] for devices in calls.values()):
+        raise RuntimeError(
+            f"softmax=fused, but the fused operator was not called on {device} forward and "
+            f"backward: {calls}; this run did not train with it, so don't use its results"
+        )
+    if softmax is not Softmax.fused and any(sum(devices.values()) for devices in calls.values()):
+        raise RuntimeError(
+            f"softmax={softmax.name}, but the fused operator was called: {calls}; this run is no "
+            "comparison to it"
+        )
+
+
+def environment(device: torch.device) -> dict[str, str | int]:
+    """Versions and the machine."""
+    is_gpu = device.type == "cuda"
+    return {
+        "sms_plugin": sms_plugin.__version__,
+        "torch": torch.__version__,
+        "pytorch_lightning": pl.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device) if is_gpu else platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def print_start(cfg: Config, module: LanguageModel, corpus: Corpus, trainer: pl.Trainer) -> None:
+    if not trainer.is_global_zero:
+        return
+    parameters = sum(weight.numel() for weight in module.parameters())
+    print(
+        f"model: {parameters:,} parameters on {trainer.strategy.root_device}\n"
+        f"data: {corpus.files} files of {corpus.root}, {len(corpus.train):,} bytes to train on, "
+        f"{len(corpus.val):,} to validate\n"
+        f"      sha256 {corpus.sha256}\n"
+        f"entropy of single bytes: {corpus.byte_entropy:.3f} nats\n"
+        f"run folder: {cfg.run_dir}"
+    )
+
+
+def finish(summary: dict[str, Any], recorder: MetricsRecorder, run_dir: Path) -> None:
+    """Write the plot and the summary, and print what matters of it."""
+    plot_losses(
+        (recorder.rows[step] for step in sorted(recorder.rows)),
+        byte_entropy=summary["byte_entropy"],
+        title=f"softmax={summary['softmax']}, seed {summary['seed']}",
+        path=run_dir / "losses.png",
+    )
+    with whole_file(run_dir / "summary.json") as unfinished:
+        unfinished.write_text(json.dumps(summary, indent=2) + "\n")
+    counts = ", ".join(
+        f"{op} {n} on {device}"
+        for op, devices in summary["call_counts"].items()
+        for device, n in devices.items()
+        if n
+    )
+    print(
+        f"calls of the fused operator: {counts or 'none'}\n"
+        f"validation loss {summary['val_loss']:.4f} = {summary['val_loss_over_byte_entropy']:.2f}"
+        f" x the entropy of single bytes ({summary['byte_entropy']:.4f})\n"
+        f"{summary['train_seconds']:.1f} s of training, {summary['tokens_per_s']:,.0f} tokens/s\n"
+        f"run folder: {run_dir}"
+    )
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
+def main(node: DictConfig) -> None:
+    train(to_config(node))
+
+
+if __name__ == "__main__":
+    exit_on_mistakes(sys.argv[1:])
+    register_schema()
+    main()
