@@ -27,12 +27,12 @@ constexpr int kMaxRowDims = 32;
 constexpr int kMaxOperands = 3;
 
 struct RowLayout {
-  int64_t rows = 1;                            // product of sizes
-  int64_t cols = 0;                            // length of a row
-  int dims = 0;                                // dimensions in use, innermost first
-  std::array<int64_t, kMaxRowDims> sizes{};    // [dims]
-  int64_t strides[kMaxOperands][kMaxRowDims];  // [operand][dims], in elements; 0 = broadcast
-  int64_t col_strides[kMaxOperands];           // step between columns; 0 = broadcast
+  int64_t rows = 1;                              // product of sizes
+  int64_t cols = 0;                              // length of a row
+  int dims = 0;                                  // dimensions in use, innermost first
+  std::array<int64_t, kMaxRowDims> sizes{};      // [dims]
+  int64_t strides[kMaxOperands][kMaxRowDims]{};  // [operand][dims], in elements; 0 = broadcast
+  int64_t col_strides[kMaxOperands]{};           // step between columns; 0 = broadcast
 
   // First element of `row` in an operand.
   int64_t offset(int operand, int64_t row) const {

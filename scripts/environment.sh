@@ -71,10 +71,10 @@ use_environment() {
   fi
   if ! has_sms_plugin; then
     say "installing this checkout with [$extras] into the environment of $PYTHON"
-    "$PYTHON" -m pip install --editable ".[$extras]" || fail "pip could not install the checkout"
+    "$PYTHON" -m pip install --quiet --editable ".[$extras]" || fail "pip could not install the checkout"
   elif ! imports "$@"; then
     say "installing what sms_plugin[$extras] needs into the environment of $PYTHON"
-    "$PYTHON" -m pip install "sms_plugin[$extras]" || fail "pip could not install [$extras]"
+    "$PYTHON" -m pip install --quiet "sms_plugin[$extras]" || fail "pip could not install [$extras]"
   fi
   imports "$@" || fail "after the installation one of these still doesn't import: $*"
 }

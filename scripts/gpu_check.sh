@@ -55,7 +55,8 @@ revision=$(git rev-parse --short HEAD 2>/dev/null) && note "checkout $revision"
 step() {
   local name=$1 limit=$2 started=$SECONDS status verdict=ok part=$OUT/.part
   shift 2
-  printf '== %s: %s\n' "$name" "$*" | tee -a "$LOG"
+  printf '== %s\n' "$name"
+  printf '== %s: %s\n' "$name" "$*" >>"$LOG"
   timeout -k 10 "$limit" "$@" >"$part" 2>&1
   status=$?
   cat "$part" >>"$LOG"
@@ -81,8 +82,10 @@ if has pytest; then
   fi
   has hypothesis || skip "random comparisons: hypothesis isn't installed"
   # Workers share the cores: each computes with as many threads as are left to it.
-  step tests 420 env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -q -m "cuda or not cuda" -rs \
-    -p no:cacheprovider ${workers[@]+"${workers[@]}"} tests
+  step tests 420 env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -q -m "cuda or not cuda" -rfEs \
+    -p no:cacheprovider ${workers[@]+"${workers[@]}"} tests ||
+    while IFS= read -r line; do note "         $line"; done \
+      < <(grep -E '^(FAILED|ERROR) tests' "$OUT/.part" | cut -c 1-120 | head -n 30)
   while IFS= read -r line; do skip "test: ${line#SKIPPED }"; done \
     < <(grep '^SKIPPED \[' "$OUT/.part" | sort -u)
 else
@@ -95,6 +98,7 @@ if has numpy; then
   if [ -n "$sanitizer" ]; then
     for tool in memcheck racecheck; do
       sanitize=("$sanitizer" --tool "$tool" --error-exitcode 9 "$PYTHON" scripts/sanitize_cases.py)
+      printf '== %s\n' "$tool"
       printf '== %s\n' "${sanitize[*]}" >>"$LOG"
       started=$SECONDS
       PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout -k 10 240 "${sanitize[@]}" >"$OUT/.part" 2>&1

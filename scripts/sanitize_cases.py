@@ -1,8 +1,9 @@
 """A few small calls of every kind, for compute-sanitizer to watch.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python scripts/sanitize_cases.py
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    compute-sanitizer --tool memcheck python scripts/sanitize_cases.py
 
-Without the caching allocator each tensor is an allocation of its own, so that one byte too far is seen.
+Without the caching allocator each tensor is an allocation of its own: one byte too far is seen.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import torch
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(CHECKOUT / "tests"), str(CHECKOUT)]
 
-from cases import make_case, make_scores, random_mask  # noqa: E402
-from compare import check  # noqa: E402
+from cases import (  # type: ignore[import-not-found]  # noqa: E402
+    make_case,
+    make_scores,
+    random_mask,
+)
+from compare import check  # type: ignore[import-not-found]  # noqa: E402
 
 import sms_plugin  # noqa: E402
 

@@ -11,8 +11,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 use_environment train,test pytest pytest_timeout hypothesis numpy \
   pytorch_lightning hydra omegaconf matplotlib rich tokenizers
-# Not `python -m pytest`: it would put this folder first on the path, before an installed wheel.
-exec "$PYTHON" -c 'import sys
-sys.path[:] = [path for path in sys.path if path]
+# Not `python -m pytest`: it puts this folder first on the path, before an installed wheel.
+exec "$PYTHON" -c 'import os, sys
+sys.path[:] = [path for path in sys.path if path] + [os.getcwd()]
 import pytest
-sys.exit(pytest.console_main())' "$@"
+sys.exit(pytest.main())' "$@"

@@ -2,10 +2,10 @@
 
     python scripts/time_softmax.py [--device cpu|cuda] [--out FILE.csv]
 
-GPU: CUDA events around one call, while the GPU is kept busy so that the host's time doesn't count; cold
-buffers of 256 MB or more in rotation, past every L2 cache; medians. Effective TB/s are the bytes that
-must move (scores, probs, gradients, mask and bias once each; a causal square half of what is read) over
-the time. CPU: [8, 16, 512, 512] forward + backward, fused and native in turn within one run.
+GPU: CUDA events around one call, while the GPU is kept busy so that the host's time doesn't count;
+cold buffers of 256 MB or more in rotation, past every L2 cache; medians. Effective TB/s are the
+bytes that must move over the time: scores, probs, gradients, mask and bias once each, of a causal
+square half of what is read. CPU: [8, 16, 512, 512] forward + backward, fused and native in turn.
 
 Legend: B batch, H heads, T queries and keys.
 """
@@ -191,21 +191,26 @@ def time_cpu(
 
 def report(timings: list[Timing]) -> None:
     """One line for each pair: fused, native, and how many times faster fused is."""
-    pairs = [t for t in timings if t.system == "fused"]
-    natives = [t for t in timings if t.system == "native"]
+    natives = {key(t): t for t in timings if t.system == "native"}
+    pairs = [(t, natives[key(t)]) for t in timings if t.system == "fused"]
     form = "{:<9} {:<12} {:<18} {:<19} {:>10} {:>10} {:>7} {:>7}"
+    columns = ("dtype", "case", "shape", "direction", "fused ms", "native ms", "times", "TB/s")
+    print(form.format(*columns))
+    ratios = []
+    for ours, theirs in pairs:
+        ratios.append(theirs.ms_p50 / ours.ms_p50)
+        numbers = (f"{ours.ms_p50:.3f}", f"{theirs.ms_p50:.3f}", f"{ratios[-1]:.2f}")
+        line = form.format(*key(ours), *numbers, f"{ours.tb_per_s:.2f}")
+        print(line if ratios[-1] >= 1 else line + "  slower than native")
+    slower = sum(ratio < 1 for ratio in ratios)
     print(
-        form.format("dtype", "case", "shape", "direction", "fused ms", "native ms", "times", "TB/s")
+        f"fused is {min(ratios):.2f} to {max(ratios):.2f} times as fast as the native chain, "
+        f"slower in {slower} of {len(ratios)} timings"
     )
-    for ours, theirs in zip(pairs, natives, strict=True):
-        ratio = theirs.ms_p50 / ours.ms_p50
-        print(
-            form.format(
-                ours.dtype, ours.case, ours.shape, ours.direction, f"{ours.ms_p50:.3f}",
-                f"{theirs.ms_p50:.3f}", f"{ratio:.2f}", f"{ours.tb_per_s:.2f}",
-            )
-            + ("" if ratio >= 1 else "  slower than native")
-        )  # fmt: skip
+
+
+def key(timing: Timing) -> tuple[str, str, str, str]:
+    return timing.dtype, timing.case, timing.shape, timing.direction
 
 
 def main() -> int:
@@ -225,8 +230,7 @@ def main() -> int:
         for dtype in (torch.bfloat16, torch.float32):
             for case in CASES:
                 for length in LENGTHS:
-                    found = list(time_gpu(dtype, case, length))
-                    timings += sorted(found, key=lambda t: (t.direction, t.system), reverse=True)
+                    timings += time_gpu(dtype, case, length)
                     torch.cuda.empty_cache()
     else:
         for dtype in (torch.float32, torch.bfloat16):

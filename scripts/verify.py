@@ -2,10 +2,10 @@
 
     python scripts/verify.py [--device cpu|cuda] [--out FILE.csv] [--full]
 
-Each case, dtype and length, forward and backward, is compared with an independent float64 computation
-(longdouble for float64; tests/compare.py). Shown are the largest error, the native chain's own error,
-and the largest difference between the two; passed is what keeps the bounds of the contract. Exits with
-status 1 if anything doesn't.
+Each case, dtype and length, forward and backward, is compared with an independent float64
+computation (longdouble for float64; tests/compare.py). Shown are the largest error, the native
+chain's own error, and the largest difference between the two; ok is what keeps the bounds of the
+contract. Exits with status 1 if anything doesn't.
 
 Legend: B batch, H heads, Tq queries, Tk keys.
 """
@@ -29,8 +29,8 @@ from torch import Tensor
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(CHECKOUT / "tests"), str(CHECKOUT)]
 
-from cases import CASES, make_case  # noqa: E402
-from compare import (  # noqa: E402
+from cases import CASES, make_case  # type: ignore[import-not-found]  # noqa: E402
+from compare import (  # type: ignore[import-not-found]  # noqa: E402
     DTYPES,
     compare_grads,
     compare_probs,
@@ -42,8 +42,8 @@ from compare import (  # noqa: E402
 
 import sms_plugin  # noqa: E402
 
-# (B, H, Tq, Tk): the article's shape, the usual lengths, odd ones; few queries where rows are long, so
-# that the float64 computation takes a minute or two on two cores.
+# (B, H, Tq, Tk): the article's shape, the usual lengths, odd ones; few queries where rows are long,
+# so that the float64 computation takes a minute or two on two cores.
 SHAPES = (
     (2, 4, 128, 128),
     (1, 2, 512, 512),

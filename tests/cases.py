@@ -1,4 +1,4 @@
-"""Inputs of the tests: the kinds of masking that people use, and scores in which a wrong kernel can't hide.
+"""Inputs of the tests: the kinds of masking that people use, and scores that show a wrong kernel.
 
 Legend: B batch, H heads, Tq queries, Tk keys.
 """
@@ -30,9 +30,9 @@ def make_scores(
     seed: int = 0,
     size: float = 1.0,
 ) -> Tensor:
-    """Random scores; every third row with a large common offset, every third with one planted outlier.
+    """Random scores; every third row with a large common offset, every third with an outlier.
 
-    Without the subtraction of the row's own maximum, or with a column missed, such rows come out wrong.
+    Without the subtraction of the row's own maximum, or with a column missed, these come out wrong.
     """
     generator = torch.Generator().manual_seed(seed)
     scores = 3 * torch.randn(shape, generator=generator)
@@ -78,7 +78,7 @@ def make_case(
     *,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The arguments of `scaled_mask_softmax` for one of CASES; mask and bias in the dtype of the scores.
+    """The arguments of `scaled_mask_softmax` for one of CASES; terms in the dtype of the scores.
 
     In "bool" and "additive" the last query of the first sample has no key left.
     """

@@ -1,10 +1,11 @@
 """The yardstick of the tests: the contract in NumPy, and the error that the contract allows.
 
-Independent of `sms_plugin.reference` on purpose: two definitions that agree are worth more than one.
-16- and 32-bit scores are computed in float64, float64 scores in `numpy.longdouble`, from the inputs as stored.
-Each comparison yields its largest error and that error in units of what is allowed; more than 1 fails.
+Independent of `sms_plugin.reference` on purpose: two definitions that agree are worth more than
+one. 16- and 32-bit scores are computed in float64, float64 scores in `numpy.longdouble`, from the
+inputs as stored. Each comparison yields its largest error, and that error in units of what is
+allowed there; more than 1 fails.
 
-Legend: scores (..., Tq, Tk), mask and bias broadcast to it; D = max |z| over the kept keys of a row, (..., Tq, 1).
+Legend: scores (..., Tq, Tk), mask and bias broadcast to it; D = max |z| over a row's kept keys.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def exact_probs(
                 added = widen(term, scores.dtype)
                 added = np.where(np.isneginf(added), added, np.maximum(added, -largest))
                 z = z + np.broadcast_to(np.where(added > largest, np.inf, added), z.shape)
-        # z is summed at an eighth of its size: it underflows to -inf from eight times the format on.
+        # z is summed at an eighth of its size: it becomes -inf from eight times the format on.
         z = np.where(selected & ~(z < -8 * largest), z, -np.inf)
         is_nan_row = (np.isnan(z) | (z > largest)).any(axis=-1, keepdims=True)
         kept = selected & ~np.isneginf(z)
@@ -161,7 +162,7 @@ def _compare(what: str, got: Tensor, target: np.ndarray, allowed: np.ndarray) ->
 
 
 def compare_probs(got: Tensor, exact: Exact, *, exact_z: bool = False) -> Comparison:
-    """Forward. `exact_z`: every z of these inputs is a number of the inner format, so 1e-6 is demanded."""
+    """Forward. `exact_z`: each z is a number of the inner format, so 1e-6 is demanded."""
     if got.dtype != exact.dtype or not got.is_contiguous():
         detail = f"{got.dtype} with strides {got.stride()}, not contiguous {exact.dtype}"
         return Comparison("probs", math.inf, math.inf, detail)
@@ -183,7 +184,7 @@ def compare_probs(got: Tensor, exact: Exact, *, exact_z: bool = False) -> Compar
 
 
 def exact_dz(grad_probs: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """dz and sum |probs * grad| of the contract's backward formula; nothing enters where probs is 0."""
+    """dz and sum |probs * grad| of the contract's backward; nothing enters where probs is 0."""
     with np.errstate(all="ignore"):
         grad = np.where(probs == 0, 0, grad_probs)
         dz = probs * (grad - (probs * grad).sum(axis=-1, keepdims=True))
@@ -239,7 +240,8 @@ def compare_grads(
         allowed = _sum_to(error_of_dz, term.shape)
         # A sum in the inner format, in any fixed order, and one rounding to the dtype of the term.
         allowed = allowed + (8 + math.sqrt(count)) * inner.unit * _sum_to(np.abs(dz), term.shape)
-        allowed = np.where(allowed == 0, 0, allowed + own.ulp(target) + 2 * own.smallest)
+        subnormals = 2 * own.smallest + 2 * count * inner.smallest
+        allowed = np.where(allowed == 0, 0, allowed + own.ulp(target) + subnormals)
         found += [_dtype_is(name, got, term.dtype), _compare(name, got, target, allowed)]
     return found
 
@@ -272,9 +274,9 @@ def check(
     grad_probs: Tensor | None = None,
     saves_probs: bool = True,
 ) -> Tensor:
-    """Demand the contract's accuracy of `softmax` on these inputs, forward and backward; return its probs.
+    """Demand the contract's accuracy of `softmax` on these inputs; return its probs.
 
-    `saves_probs`: False for an implementation whose backward uses probs as they were before rounding.
+    `saves_probs`: False for an implementation whose backward uses probs from before rounding.
     """
     exact = exact_probs(scores, mask, scale, is_causal, bias=bias)
     scores = scores.detach().requires_grad_(backward)  # keeps strides and storage offset

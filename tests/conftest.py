@@ -1,4 +1,4 @@
-"""Fixtures of all tests: where they run, and which implementation of the contract they hold to it."""
+"""Fixtures of all tests: where they run, and which implementation they hold to the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of scores, bias and float masks: against the yardstick, against differences, and at zeros.
+"""Gradients of scores, bias and float masks: against the yardstick, differences, and at zeros.
 
 Legend: B batch, H heads, Tq queries, Tk keys.
 """

@@ -560,3 +560,58 @@ def test_whole_file_is_whole_or_not_there(tmp_path: Path) -> None:
         raise RuntimeError
     assert path.read_text() == "one"
     assert list(path.parent.iterdir()) == [path]
+
+
+# A GPU
+
+
+class SleepBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cycles: int) -> Tensor:
+        ctx.cycles = cycles
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        torch.cuda._sleep(ctx.cycles)
+        return grad, None
+
+
+class SleepsOnTheGPU(Module):
+    """The GPU is busy for a known time in forward, and for twice that in backward."""
+
+    def __init__(self, cycles: int) -> None:
+        super().__init__()
+        self.cycles = cycles
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        torch.cuda._sleep(self.cycles)
+        return SleepBackward.apply(self.layer(batch).square().mean(), 2 * self.cycles)
+
+
+def milliseconds_asleep(cycles: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(cycles)  # the clock of the GPU goes up with the first work
+    start.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+@pytest.mark.cuda
+def test_gpu_time_is_that_of_the_gpu(tmp_path: Path, cuda: str) -> None:
+    cycles = int(1e7 * 20 / milliseconds_asleep(int(1e7)))  # 20 ms
+    right = milliseconds_asleep(cycles)
+    timer = ForwardBackwardTimer()
+    batches = [torch.randn(4, 2) for _ in range(10)]
+    make_trainer(tmp_path, timer, accelerator="gpu", devices=1).fit(
+        SleepsOnTheGPU(cycles), DataLoader(batches, batch_size=None)
+    )
+    steady = [row for row in timer.rows if row.label == "steady"]
+    assert len(timer.rows) == 10
+    assert len(steady) == 6
+    for row in steady:
+        assert row.forward_ms == pytest.approx(right, rel=0.1)
+        assert row.backward_ms == pytest.approx(2 * right, rel=0.1)
+        assert row.forward_ms + row.backward_ms + row.optimizer_ms <= row.step_ms * 1.001

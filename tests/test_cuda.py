@@ -1,4 +1,4 @@
-"""What only a GPU can show: graphs, streams, devices, grids, memory, and tensors past 2^31 elements."""
+"""What only a GPU can show: graphs, streams, devices, grids, memory, more than 2^31 elements."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_bias_gradient_run_to_run(device: str, shape: tuple[int, ...]) -> None:
 
 
 def companies(row: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The row (Tk,) alone, at every place among others, and at every alignment; [..., 0] finds it."""
+    """(where it lies, the row (Tk,) there): alone, at every alignment, and as a column."""
     length = row.shape[-1]
     yield "alone", row
     yield "alone in four dimensions", row.view(1, 1, 1, length)

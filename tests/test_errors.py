@@ -147,7 +147,7 @@ for _name in ("mask", "bias"):
 @pytest.mark.parametrize("impl", ["fused", "reference", "native"])
 @pytest.mark.parametrize("name", CASES)
 def test_wrong_argument(device: str, name: str, impl: str) -> None:
-    """Operator, argument, rule, value; the same from every implementation, and nothing is launched."""
+    """Operator, argument, rule, value; from every implementation the same; nothing is launched."""
     make, error, named = CASES[name]
     arguments = make(device)
     before = sms_plugin.call_counts()

@@ -1,4 +1,4 @@
-"""Values of the forward operator: against the yardstick, and by hand where a known fault has a number.
+"""Values of the forward operator: against the yardstick, and known faults by their numbers.
 
 Legend: B batch, H heads, Tq queries, Tk keys.
 """

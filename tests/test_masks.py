@@ -52,7 +52,7 @@ BROADCAST_FORMS = [
 
 
 def memory_layouts(values: Tensor) -> dict[str, Tensor]:
-    """The same values contiguous, permuted, reversed in memory order, strided, and offset by one."""
+    """The same values contiguous, with their dimensions reversed in memory, strided, and offset."""
     dims = list(range(values.dim()))
     backwards = values.permute(dims[::-1]).contiguous().permute(dims[::-1])
     strided = torch.stack([values, values], -1)[..., 0] if values.dim() else values

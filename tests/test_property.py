@@ -1,4 +1,4 @@
-"""Random shapes, strides, offsets, masks, biases and dtypes against the yardstick; the same each run.
+"""Random shapes, strides, offsets, masks, biases and dtypes against the yardstick; seeded.
 
 Legend: scores (..., Tq, Tk); a term broadcasts to them.
 """

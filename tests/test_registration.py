@@ -122,7 +122,7 @@ def counts(device: str) -> tuple[int, int]:
 
 
 def test_call_counts(device: str) -> None:
-    """One forward call a forward, one backward call a backward with all its gradients; others zero."""
+    """One call a forward, one a backward with all gradients; none from other implementations."""
     scores = make_scores((2, 3, 4, 6), torch.float32, device).requires_grad_()
     bias = torch.zeros(3, 1, 6, device=device, requires_grad=True)
     mask = random_mask((2, 1, 1, 6), device)

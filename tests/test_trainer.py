@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +165,39 @@ def test_accumulated_loss_is_not_divided(tmp_path: Path, corpus: Corpus) -> None
         right = (module.loss(batches[0]) + module.loss(batches[1])).item() / 2
     assert summary["first_train_loss"] == pytest.approx(right, rel=1e-6)
     assert len(train_losses(tmp_path)) == 3
+
+
+@pytest.mark.cuda
+def test_every_softmax_starts_equal_on_a_gpu(tmp_path: Path, cuda: str) -> None:
+    losses = {}
+    for softmax in ("native", "fused", "compiled", "sdpa"):
+        overrides = [f"softmax={softmax}", "trainer=gpu", "trainer.max_steps=20"]
+        summary = run.train(small_config(tmp_path / softmax, *overrides))
+        losses[softmax] = train_losses(tmp_path / softmax)
+        calls = summary["call_counts"]["scaled_mask_softmax"]
+        assert calls["cpu"] == 0
+        assert (calls["cuda"] > 0) is (softmax == "fused")
+    for ours in losses.values():
+        assert abs(ours[0] - losses["native"][0]) <= 1e-6
+        assert max(abs(a - b) for a, b in zip(ours, losses["native"], strict=True)) <= 1e-4
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_bar_shows_loss_and_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "200")
+    overrides = ["softmax=native", "trainer.max_steps=20", "trainer.val_every=10"]
+    run.train(small_config(tmp_path, *overrides))
+    shown = re.findall(r"20/20 .*loss=(\S+), tokens/s=([\d,-]+)", screen.getvalue())
+    assert shown
+    assert float(shown[-1][0]) == pytest.approx(train_losses(tmp_path)[-1], abs=1e-3)
+    speeds = re.findall(r"tokens/s=([\d,-]+)", screen.getvalue())
+    assert all(int(speed.replace(",", "")) > 0 for speed in speeds)
 
 
 # What ran is what was asked for

@@ -1,6 +1,6 @@
 """Every torch.func transform and forward-mode AD in eager mode, against plain operations and loops.
 
-A zero or missing tangent is a wrong result. Legend: N vmapped samples, H heads, Tq queries, Tk keys.
+A zero or missing tangent is a wrong result. Legend: N samples, H heads, Tq queries, Tk keys.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ class MetricsRecorder(Callback):
         self._losses = torch.zeros(0)  # (max_steps,) on the device
         self._read = 0  # steps whose loss is in its row
         self._started: float | None = None  # while the clock runs
-        self._live = (0, 0.0)  # step and time when the progress bar last asked
+        self._step = 0  # that runs, or ran last
+        self._live = (0, 0.0)  # finished steps and time when the progress bar last asked
+        self._shown: dict[str, str] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._losses = torch.zeros(self.max_steps, device=pl_module.device)
@@ -114,12 +116,14 @@ class MetricsRecorder(Callback):
             row.tokens_per_s = (step - first) * self.tokens_per_step / seconds
 
     def live(self) -> dict[str, str]:
-        """Loss of the running step and tokens/s since the last call; waits for the device."""
-        now, (step, since) = time.perf_counter(), self._live
-        loss = float(self._losses[self._step])
-        speed = (self._step - step) * self.tokens_per_step / max(now - since, 1e-9)
-        self._live = (self._step, now)
-        return {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
+        """Loss of the last step and tokens/s since the call before; waits for the device."""
+        done, (before, since) = self._step + 1, self._live
+        if done > before:
+            loss, now = float(self._losses[self._step]), time.perf_counter()
+            speed = (done - before) * self.tokens_per_step / (now - since)
+            self._live = (done, now)
+            self._shown = {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
+        return self._shown
 
     def line(self, row: MetricsRow) -> str:
         """A row as text, with the training loss of the step before, which is known by then."""

@@ -3,9 +3,7 @@
 
 #pragma once
 
-#include <cstdint>
-
-#include "arithmetic_impl.h"
+#include "memory_impl.h"
 
 namespace sms_plugin {
 namespace {
@@ -18,154 +16,181 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-inline float half_to_float(uint32_t half) {
-  const uint32_t magnitude = (half & 0x7fffu) << 13;
+using Bits = Register<float>::Bits;
+
+SMS_PLUGIN_INLINE Bits splat_bits(uint32_t value) { return value + Bits{}; }
+
+#if SMS_PLUGIN_VECTOR_BYTES > 16
+
+#if SMS_PLUGIN_VECTOR_BYTES == 64
+SMS_PLUGIN_INLINE Bits extend(Shorts values) {
+  return (Bits)_mm512_cvtepu16_epi32((__m256i)values);
+}
+
+SMS_PLUGIN_INLINE Part<float> halves_to_floats(Shorts halves) {
+  return _mm512_cvtph_ps((__m256i)halves);
+}
+
+SMS_PLUGIN_INLINE Shorts floats_to_halves(Part<float> values) {
+  return (Shorts)_mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
+}
+#else
+SMS_PLUGIN_INLINE Bits extend(Shorts values) {
+  return (Bits)_mm256_cvtepu16_epi32((__m128i)values);
+}
+
+SMS_PLUGIN_INLINE Part<float> halves_to_floats(Shorts halves) {
+  return _mm256_cvtph_ps((__m128i)halves);
+}
+
+SMS_PLUGIN_INLINE Shorts floats_to_halves(Part<float> values) {
+  return (Shorts)_mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
+}
+#endif
+
+#else
+
+SMS_PLUGIN_INLINE Bits extend(Shorts values) { return __builtin_convertvector(values, Bits); }
+
+SMS_PLUGIN_INLINE Part<float> halves_to_floats(Shorts halves) {
+  const Bits half = extend(halves);
+  const Bits magnitude = (half & 0x7fffu) << 13;
   constexpr uint32_t kRebias = (127u - 15u) << 23;
   constexpr uint32_t kInfinity = 0x7c00u << 13;
-  uint32_t bits = magnitude + kRebias;
-  bits += magnitude >= kInfinity ? kRebias : 0;  // infinity and NaN keep the largest exponent
+  // Infinity and NaN keep the largest exponent.
+  Bits bits = magnitude + kRebias + (magnitude >= kInfinity ? splat_bits(kRebias) : Bits{});
   // A subnormal is a multiple of 2^-24: the subtraction normalises it, whatever the denormal mode.
-  constexpr uint32_t kSmallestNormal = 113u << 23;
-  const float subnormal =
-      bit_cast<float>(magnitude + kSmallestNormal) - bit_cast<float>(kSmallestNormal);
-  bits = magnitude < (1u << 23) ? bit_cast<uint32_t>(subnormal) : bits;
-  return bit_cast<float>(bits | (half & 0x8000u) << 16);
+  const Bits smallest_normal = splat_bits(113u << 23);
+  const Part<float> subnormal =
+      (Part<float>)(magnitude + smallest_normal) - (Part<float>)smallest_normal;
+  bits = magnitude < (1u << 23) ? (Bits)subnormal : bits;
+  return (Part<float>)(bits | (half & 0x8000u) << 16);
 }
 
 // Round to nearest even; NaN stays NaN.
-inline uint16_t float_to_half(float value) {
-  const uint32_t bits = bit_cast<uint32_t>(value);
-  const uint32_t magnitude = bits & 0x7fffffffu;
+SMS_PLUGIN_INLINE Shorts floats_to_halves(Part<float> values) {
+  const Bits bits = (Bits)values;
+  const Bits magnitude = bits & 0x7fffffffu;
   constexpr uint32_t kRebias = (127u - 15u) << 23;
-  uint32_t half = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - kRebias) >> 13;
-  half = magnitude >= 0x47800000u ? 0x7c00u : half;  // 2^16 and above
-  half = magnitude > 0x7f800000u ? 0x7e00u : half;
+  Bits half = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - kRebias) >> 13;
+  half = magnitude >= 0x47800000u ? splat_bits(0x7c00u) : half;  // 2^16 and above
+  half = magnitude > 0x7f800000u ? splat_bits(0x7e00u) : half;
   // Below 2^-14: a unit in the last place of 0.5 is 2^-24, so the addition rounds.
-  const float subnormal = bit_cast<float>(magnitude) + 0.5f;
-  half = magnitude < 0x38800000u ? bit_cast<uint32_t>(subnormal) - 0x3f000000u : half;
-  return static_cast<uint16_t>(half | (bits >> 16 & 0x8000u));
+  const Part<float> subnormal = (Part<float>)magnitude + 0.5f;
+  half = magnitude < 0x38800000u ? (Bits)subnormal - 0x3f000000u : half;
+  return __builtin_convertvector(half | (bits >> 16 & 0x8000u), Shorts);
 }
+
+#endif
 
 // Round to nearest even; NaN stays NaN.
-inline uint16_t float_to_bfloat16(float value) {
-  const uint32_t bits = bit_cast<uint32_t>(value);
-  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  rounded = (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16 | 0x40u) : rounded;
-  return static_cast<uint16_t>(rounded);
+SMS_PLUGIN_INLINE Shorts floats_to_bfloat16s(Part<float> values) {
+  const Bits bits = (Bits)values;
+  Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  rounded = values != values ? bits >> 16 | 0x40u : rounded;
+  return __builtin_convertvector(rounded, Shorts);
 }
 
-// One element to the accumulator's type.
-template <typename T>
-inline T to_accumulator(Half value) {
-  return half_to_float(value.bits);
+// Where one type has no vector instruction worth writing out, element by element.
+template <typename To, typename From>
+SMS_PLUGIN_INLINE Lanes<To> convert_each(const From* values) {  // [kLanes]
+  To converted[kLanes];
+  for (int l = 0; l < kLanes; ++l) converted[l] = static_cast<To>(values[l]);
+  Lanes<To> result;
+  read(converted, kLanes, result);
+  return result;
 }
 
-template <typename T>
-inline T to_accumulator(BFloat16 value) {
-  return bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+SMS_PLUGIN_INLINE Lanes<float> to_float(const Lanes<float>& values) { return values; }
+
+SMS_PLUGIN_INLINE Lanes<float> to_float(const Lanes<double>& values) {
+  double each[kLanes];
+  write(values, kLanes, each);
+  return convert_each<float>(each);
 }
 
-template <typename T>
-inline T to_accumulator(float value) {
-  return value;
+// What a float32 or float64 register holds exactly.
+SMS_PLUGIN_INLINE void load_exactly(const float* source, int n, Lanes<float>& result) {
+  read(source, n, result);
 }
 
-// A finite float64 below float32's range is clamped: only an infinite one removes a position.
-template <typename T>
-inline T to_accumulator(double value) {
-  if constexpr (sizeof(T) == 8) {
-    return value;
-  } else {
-    constexpr double kLowest = Traits<float>::kLowest;
-    const double clamped = value < kLowest && value > -infinity<double>() ? kLowest : value;
-    return static_cast<float>(clamped);
+SMS_PLUGIN_INLINE void load_exactly(const double* source, int n, Lanes<double>& result) {
+  read(source, n, result);
+}
+
+SMS_PLUGIN_INLINE void load_exactly(const Half* source, int n, Lanes<float>& result) {
+  ShortLanes halves;
+  read(reinterpret_cast<const uint16_t*>(source), n, halves);
+  for (int p = 0; p < Lanes<float>::kParts; ++p) result.part[p] = halves_to_floats(halves.part[p]);
+}
+
+SMS_PLUGIN_INLINE void load_exactly(const BFloat16* source, int n, Lanes<float>& result) {
+  ShortLanes shorts;
+  read(reinterpret_cast<const uint16_t*>(source), n, shorts);
+  for (int p = 0; p < Lanes<float>::kParts; ++p) {
+    result.part[p] = (Part<float>)(extend(shorts.part[p]) << 16);
   }
 }
 
-// `count` elements in the accumulator's type: where they are if they have it, else in `buffer`.
+// `n` elements in the accumulator's type; lanes behind them are 0.
 template <typename T, typename S>
-inline const T* widen(const S* source,  // [count]
-                      int64_t count,
-                      T* buffer) {  // [count]
-  if constexpr (sizeof(S) == sizeof(T)) {
-    return source;
+SMS_PLUGIN_INLINE Lanes<T> load(const S* source, int n) {
+  Lanes<T> result;
+  if constexpr (sizeof(T) == 4 && sizeof(S) == 8) {
+    // A finite float64 below float32's range is clamped: only an infinite one removes a position.
+    constexpr double kLowest = -FLT_MAX;
+    Lanes<double> wide;
+    read(source, n, wide);
+    for (int p = 0; p < Lanes<double>::kParts; ++p) {
+      const Part<double> clamped = larger_part(wide.part[p], splat_part(kLowest));
+      wide.part[p] = wide.part[p] > -infinity<double>() ? clamped : wide.part[p];
+    }
+    result = to_float(wide);
+  } else if constexpr (sizeof(T) == 8 && sizeof(S) < 8) {
+    Lanes<float> narrow;
+    load_exactly(source, n, narrow);
+    result = to_double(narrow);
   } else {
-#pragma omp simd
-    for (int64_t j = 0; j < count; ++j) buffer[j] = to_accumulator<T>(source[j]);
-    return buffer;
+    load_exactly(source, n, result);
   }
+  return result;
 }
 
-// The same for columns that are `stride` apart; 0 repeats one element.
+// One element, for columns that aren't one after the other.
 template <typename T, typename S>
-inline const T* gather(const S* source, int64_t stride, int64_t count,
-                       T* buffer) {  // [count]
-  if (stride == 1) return widen(source, count, buffer);
-  if (stride == 0) {
-    const T value = to_accumulator<T>(source[0]);
-    for (int64_t j = 0; j < count; ++j) buffer[j] = value;
-  } else {
-    for (int64_t j = 0; j < count; ++j) buffer[j] = to_accumulator<T>(source[j * stride]);
-  }
-  return buffer;
+SMS_PLUGIN_INLINE T load_one(const S* source) {
+  const Lanes<T> lanes = load<T>(source, 1);
+  return lanes.part[0][0];
 }
 
-// Stores source * factor: the one rounding to the dtype of the result.
+// Stores the first `n` lanes: the one rounding to the dtype of the result.
 template <typename T>
-inline void narrow(const T* source, T factor, int64_t count, float* result) {
-#pragma omp simd
-  for (int64_t j = 0; j < count; ++j) result[j] = static_cast<float>(source[j] * factor);
+SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, float* result) {
+  write(to_float(values), n, result);
 }
 
 template <typename T>
-inline void narrow(const T* source, T factor, int64_t count, double* result) {
-#pragma omp simd
-  for (int64_t j = 0; j < count; ++j) result[j] = source[j] * factor;
+SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, double* result) {
+  write(to_double(values), n, result);
 }
 
 template <typename T>
-inline void narrow(const T* source, T factor, int64_t count, BFloat16* result) {
-#pragma omp simd
-  for (int64_t j = 0; j < count; ++j) {
-    result[j].bits = float_to_bfloat16(static_cast<float>(source[j] * factor));
-  }
+SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, Half* result) {
+  const Lanes<float> floats = to_float(values);
+  ShortLanes halves;
+  for (int p = 0; p < Lanes<float>::kParts; ++p) halves.part[p] = floats_to_halves(floats.part[p]);
+  write(halves, n, reinterpret_cast<uint16_t*>(result));
 }
 
 template <typename T>
-inline void narrow(const T* source, T factor, int64_t count, Half* result) {
-#pragma omp simd
-  for (int64_t j = 0; j < count; ++j) {
-    result[j].bits = float_to_half(static_cast<float>(source[j] * factor));
+SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, BFloat16* result) {
+  const Lanes<float> floats = to_float(values);
+  ShortLanes shorts;
+  for (int p = 0; p < Lanes<float>::kParts; ++p) {
+    shorts.part[p] = floats_to_bfloat16s(floats.part[p]);
   }
+  write(shorts, n, reinterpret_cast<uint16_t*>(result));
 }
-
-#if defined(SMS_PLUGIN_HAS_F16C)
-
-constexpr int kHalves = 8;  // that one instruction converts
-
-inline const float* widen(const Half* source,  // [count]
-                          int64_t count,
-                          float* buffer) {  // [count]
-  int64_t j = 0;
-  for (; j + kHalves <= count; j += kHalves) {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + j));
-    _mm256_storeu_ps(buffer + j, _mm256_cvtph_ps(halves));
-  }
-  for (; j < count; ++j) buffer[j] = half_to_float(source[j].bits);
-  return buffer;
-}
-
-inline void narrow(const float* source, float factor, int64_t count, Half* result) {
-  int64_t j = 0;
-  for (; j + kHalves <= count; j += kHalves) {
-    const __m256 product = _mm256_mul_ps(_mm256_loadu_ps(source + j), _mm256_set1_ps(factor));
-    const __m128i halves = _mm256_cvtps_ph(product, _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(result + j), halves);
-  }
-  for (; j < count; ++j) result[j].bits = float_to_half(source[j] * factor);
-}
-
-#endif  // SMS_PLUGIN_HAS_F16C
 
 }  // namespace
 }  // namespace sms_plugin

@@ -1,103 +1,95 @@
-// Maximum and sum of a row in an order that depends on nothing but the logical column: column j
-// belongs to lane j % 16 of block j / 128, whatever the width of the machine's vectors. Included
-// once per instruction set, behind its target pragma.
+// Sum of a row in an order that depends on nothing but the logical column: column j belongs to lane
+// j % 16 of block j / 128, whatever the width of the registers. Included once per instruction set,
+// behind its target pragma.
 
 #pragma once
 
 #include <cstdint>
 
-#include "arithmetic_impl.h"
+#include "lanes_impl.h"
 
 namespace sms_plugin {
 namespace {
 
-constexpr int kLanes = 16;               // one AVX-512 vector of float32
-constexpr int kBlock = 8 * kLanes;       // three additions deep in the accumulator's type
-constexpr int64_t kStride = 8 * kBlock;  // columns handled at a time where no whole row is kept
+constexpr int kGroups = 8;  // of sixteen columns in a block: a tree of three additions
+constexpr int64_t kBlock = kGroups * kLanes;
 
 constexpr int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
-template <typename T>
-inline T larger(T a, T b) {
-  return a > b ? a : b;  // b if one is NaN: with the running maximum in b, NaN is passed over
+// Sum of group(first), ..., group(first + kCount - 1), as a tree.
+template <int kCount, typename Group>
+SMS_PLUGIN_INLINE auto sum_tree(const Group& group, int first) {
+  if constexpr (kCount == 1) {
+    return group(first);
+  } else {
+    return sum_tree<kCount / 2>(group, first) + sum_tree<kCount / 2>(group, first + kCount / 2);
+  }
 }
 
-// Largest value that isn't NaN; -inf if there is none.
+// Sums of blocks, in float64: the error doesn't grow with the length of the row.
 template <typename T>
-inline T row_max(const T* values,  // [padded], filled with -inf from the row's length on
-                 int64_t padded) {
-  T lanes[kLanes];
-  for (int l = 0; l < kLanes; ++l) lanes[l] = -infinity<T>();
-  int64_t c = 0;
-  for (; c + kBlock <= padded; c += kBlock) {
-    const T* block = values + c;
-#pragma omp simd
-    for (int l = 0; l < kLanes; ++l) {
-      T best = lanes[l];
-      for (int k = 0; k < 8; ++k) best = larger(block[k * kLanes + l], best);
-      lanes[l] = best;
-    }
-  }
-  for (; c < padded; c += kLanes) {
-#pragma omp simd
-    for (int l = 0; l < kLanes; ++l) lanes[l] = larger(values[c + l], lanes[l]);
-  }
-  T best = lanes[0];
-  for (int l = 1; l < kLanes; ++l) best = larger(lanes[l], best);
-  return best;
-}
-
-// Blocks are added up in the accumulator's type as a tree, their sums in float64 with a correction:
-// the error doesn't grow with the length of the row.
-template <typename T>
-class RowSum {
+class BlockSums {
  public:
-  // Adds one block.
-  void add_block(const T* block) {  // [kBlock]
-#pragma omp simd
-    for (int l = 0; l < kLanes; ++l) {
-      const T* lane = block + l;
-      const T low = (lane[0] + lane[kLanes]) + (lane[2 * kLanes] + lane[3 * kLanes]);
-      const T high = (lane[4 * kLanes] + lane[5 * kLanes]) + (lane[6 * kLanes] + lane[7 * kLanes]);
-      add(l, static_cast<double>(low + high));
+  // Written out, because an implicit constructor would miss the target of the instruction set.
+  SMS_PLUGIN_INLINE BlockSums() : sums_(splat(0.0)), corrections_(splat(0.0)) {}
+
+  SMS_PLUGIN_INLINE void add(const Lanes<T>& block) {
+    const Lanes<double> value = to_double(block);
+    const Lanes<double> before = sums_;
+    sums_ = before + value;
+    if constexpr (kCorrects) {  // what the addition lost (Knuth's two-sum)
+      const Lanes<double> part = sums_ - before;
+      corrections_ = corrections_ + ((before - (sums_ - part)) + (value - part));
     }
   }
 
-  // Adds `count` columns, a multiple of kBlock but for the last call of a row.
-  void add_columns(T* values,  // [round_up(count, kBlock)], zeros are filled in behind `count`
-                   int64_t count) {
-    const int64_t padded = round_up(count, kBlock);
-    for (int64_t j = count; j < padded; ++j) values[j] = 0;
-    for (int64_t c = 0; c < padded; c += kBlock) add_block(values + c);
-  }
-
-  double total() const {
-    double sums[kLanes];
-    for (int l = 0; l < kLanes; ++l) {
-      const bool is_infinite = corrections_[l] != corrections_[l];  // inf - inf
-      sums[l] = lanes_[l] + (is_infinite ? 0 : corrections_[l]);
+  SMS_PLUGIN_INLINE double total() const {
+    Lanes<double> sums = sums_;
+    if constexpr (kCorrects) {
+      for (int p = 0; p < Lanes<double>::kParts; ++p) {
+        // An infinite sum has no correction: inf - inf.
+        const auto is_finite = corrections_.part[p] == corrections_.part[p];
+        sums.part[p] += is_finite ? corrections_.part[p] : Part<double>{};
+      }
     }
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-      for (int l = 0; l < width; ++l) sums[l] += sums[l + width];
-    }
-    return sums[0];
+    return combine_lanes(sums, [](auto a, auto b) { return a + b; });
   }
 
  private:
-  // Float32 sums are exact enough in float64; float64 ones keep what an addition loses (Knuth).
-  void add(int lane, double value) {
-    const double before = lanes_[lane];
-    const double after = before + value;
-    if constexpr (sizeof(T) == 8) {
-      const double part = after - before;
-      corrections_[lane] += (before - (after - part)) + (value - part);
-    }
-    lanes_[lane] = after;
-  }
+  // Sums of float32 are exact enough in float64.
+  static constexpr bool kCorrects = sizeof(T) == 8;
 
-  double lanes_[kLanes] = {};
-  double corrections_[kLanes] = {};  // unused for float32
+  Lanes<double> sums_;
+  Lanes<double> corrections_;
 };
+
+// Sum over the columns [0, count) of column_group(first, n): `n` columns from `first` on, other
+// lanes 0.
+template <typename T, typename ColumnGroup>
+SMS_PLUGIN_INLINE double sum_columns(int64_t count, const ColumnGroup& column_group) {
+  BlockSums<T> sums;
+  int64_t c = 0;
+  for (; c + kBlock <= count; c += kBlock) {
+    sums.add(sum_tree<kGroups>([&](int k) { return column_group(c + k * kLanes, kLanes); }, 0));
+  }
+  if (c < count) {
+    Lanes<T> groups[kGroups];
+    for (int k = 0; k < kGroups; ++k) groups[k] = splat(static_cast<T>(0));
+    int k = 0;
+    for (; c + kLanes <= count; c += kLanes) groups[k++] = column_group(c, kLanes);
+    if (c < count) groups[k] = column_group(c, static_cast<int>(count - c));
+    sums.add(sum_tree<kGroups>([&](int i) { return groups[i]; }, 0));
+  }
+  return sums.total();
+}
+
+// Calls body(first, n) for groups of sixteen columns that cover [0, count); n is less in the last.
+template <typename Body>
+SMS_PLUGIN_INLINE void for_each_group(int64_t count, const Body& body) {
+  int64_t j = 0;
+  for (; j + kLanes <= count; j += kLanes) body(j, kLanes);
+  if (j < count) body(j, static_cast<int>(count - j));
+}
 
 }  // namespace
 }  // namespace sms_plugin

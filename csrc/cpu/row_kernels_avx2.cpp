@@ -9,12 +9,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 
+#include "row_cursor.h"
 #include "row_kernels.h"
 
-#define SMS_PLUGIN_HAS_FMA
-#define SMS_PLUGIN_HAS_F16C
+#define SMS_PLUGIN_VECTOR_BYTES 32
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)

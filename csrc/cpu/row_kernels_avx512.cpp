@@ -9,20 +9,22 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 
+#include "row_cursor.h"
 #include "row_kernels.h"
 
-#define SMS_PLUGIN_HAS_FMA
-#define SMS_PLUGIN_HAS_F16C
+#define SMS_PLUGIN_VECTOR_BYTES 64
 
 #if defined(__clang__)
-#pragma clang attribute push(                                                                 \
-    __attribute__((                                                                           \
-        target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512"))), \
+#pragma clang attribute push(                                                    \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
     apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
+// GCC's own intrinsics start from a register that they leave undefined on purpose.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #endif
 
 #include "row_kernels_impl.h"

@@ -4,6 +4,7 @@
 
 #include "mapping.cuh"
 #include "primitives.cuh"
+#include "row_writer.cuh"
 #include "rows.cuh"
 
 namespace sms_plugin {
@@ -16,6 +17,7 @@ struct GradAndProbs {
   static constexpr int N = kVectorSize<T>;
   static constexpr Table kTable = sizeof(T) == 8 ? Table::kCoarse : Table::kFine;
   static constexpr int kMaxVectors = 4;
+  static constexpr int kResidentThreads = 1024;
   static constexpr int64_t kMaxResident = sizeof(T) == 8 ? 512 : 2048;  // vectors a row, no spills
   struct Held {
     Vector<T> grad;
@@ -26,8 +28,8 @@ struct GradAndProbs {
   const T* probs;       // strided [rows, cols]
 
   struct Row {
-    const T* grad_probs;  // [cols]
-    const T* probs;       // [cols]
+    const T* grad_probs;   // [cols]
+    const T* probs;        // [cols]
     uint32_t grad_shift;   // misalignment of grad_probs
     uint32_t probs_shift;  // misalignment of probs
   };
@@ -64,42 +66,29 @@ struct GradAndProbs {
   }
 };
 
-// What happens at the store of the backward: grad_scores, and the dot of each row if a bias needs it.
+// What happens at the store of the backward.
 template <typename T>
 struct StoreGradScores {
   using Acc = Accumulator<T>;
   static constexpr int N = kVectorSize<T>;
-  T* grad_scores;  // [rows, cols]
-  Acc* dots;       // [rows], or null
+  T* grad_scores;  // [rows, cols], contiguous
+  Acc* dots;       // [rows], or null if no bias needs them
   Acc scale;
 
-  struct Row {
-    T* grad_scores;  // [cols]
-    Acc* dot;
-    uint32_t shift;  // misalignment of grad_scores
-  };
-
-  __device__ __forceinline__ Row row(int64_t row, int64_t cols) const {
-    T* start = grad_scores + row * cols;
-    return {start, dots == nullptr ? nullptr : dots + row, misalignment(start)};
+  __device__ __forceinline__ T* row(int64_t row, int64_t cols) const {
+    return grad_scores + row * cols;
   }
 
-  __device__ __forceinline__ void store_dot(const Row& row, Acc dot) const {
-    if (row.dot != nullptr) *row.dot = dot;
+  __device__ __forceinline__ void store_dot(int64_t row, Acc dot) const {
+    if (dots != nullptr) dots[row] = dot;
   }
 
-  template <typename Index>
-  __device__ __forceinline__ void store(const Row& row, Index first, Index cols,
-                                        const Acc (&dz)[N]) const {
+  // The values to store for columns [first, first + N).
+  __device__ __forceinline__ Vector<T> finish(const Acc (&dz)[N]) const {
     Acc scaled[N];
 #pragma unroll
     for (int k = 0; k < N; ++k) scaled[k] = dz[k] * scale;
-    store_vector(row.grad_scores, first, cols, row.shift, pack<T>(scaled));
-  }
-
-  template <typename Index>
-  __device__ __forceinline__ void store_zeros(const Row& row, Index first, Index cols) const {
-    store_vector(row.grad_scores, first, cols, row.shift, zero_vector<T>());
+    return pack<T>(scaled);
   }
 };
 
@@ -111,24 +100,25 @@ __device__ __forceinline__ Acc vector_dot(const Load& load, const typename Load:
   return tree_sum(products);
 }
 
-template <typename Load, typename Store, typename Index, typename Acc = typename Load::Acc>
-__device__ __forceinline__ void vector_store_dz(const Load& load, const typename Load::Held& held,
-                                                const Store& store, const typename Store::Row& out,
-                                                Acc dot, Index first, Index cols) {
+template <typename Load, typename Store, typename Acc = typename Load::Acc>
+__device__ __forceinline__ auto vector_dz(const Load& load, const typename Load::Held& held,
+                                          const Store& store, Acc dot) {
   Acc dz[Load::N];
 #pragma unroll
   for (int k = 0; k < Load::N; ++k) dz[k] = load.dz(held, k, dot);
-  store.store(out, first, cols, dz);
+  return store.finish(dz);
 }
 
 // kLanes threads own a row and keep grad and probs in registers, kVectors vectors of each, striped.
 // Reads the visible part of both once, writes all of grad_scores once.
 // Chosen for rows of up to kLanes * kVectors vectors (mapping.cuh).
-// Safe: a row belongs to its threads alone; inactive groups take part in shuffles with an empty row.
+// Safe: a row belongs to its threads alone; inactive groups take part in shuffles with an empty
+// row.
 template <typename Load, typename Store, int kLanes, int kVectors, int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, min_blocks<Load>(kThreads))
     softmax_backward(const Load load, const Store store,
                      const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal) {
+  using Scalar = typename Load::Scalar;
   using Acc = typename Load::Acc;
   using Reduction = RowReduction<kLanes, Acc>;
   constexpr int N = Load::N;
@@ -142,8 +132,8 @@ __global__ void __launch_bounds__(kThreads)
 
   const RowOffsets offsets = layout.template offsets<2>(row);
   const typename Load::Row in = load.row(offsets);
-  const typename Store::Row out = store.row(row, layout.cols);
   const int cols = is_active ? static_cast<int>(layout.cols) : 0;
+  const RowWriter<Scalar, kLanes> out(store.row(row, layout.cols), cols);
   const int end = is_active ? static_cast<int>(causal.visible(offsets.query)) : 0;
 
   typename Load::Held held[kVectors];
@@ -152,10 +142,12 @@ __global__ void __launch_bounds__(kThreads)
     const int first = v * kStripe + lane * N;
     held[v] = first < end ? load.load(in, first, end) : load.removed();
   }
+  if (!out.needs_all_lanes()) {
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int first = v * kStripe + lane * N;
-    if (first >= end && first < cols) store.store_zeros(out, first, cols);
+    for (int v = 0; v < kVectors; ++v) {
+      const int first = v * kStripe + lane * N;
+      if (first >= end && first < cols) out.store(first, zero_vector<Scalar>());
+    }
   }
 
   Acc dots[kVectors];
@@ -164,13 +156,15 @@ __global__ void __launch_bounds__(kThreads)
     dots[v] = v * kStripe < end ? vector_dot(load, held[v]) : Acc{0};
   }
   const Acc dot = Reduction::sum(tree_sum(dots), shared);
-  if (is_active && lane == 0) store.store_dot(out, dot);
+  if (is_active && lane == 0) store.store_dot(row, dot);
 
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     Load::between_passes(held[v]);
     const int first = v * kStripe + lane * N;
-    if (first < end) vector_store_dz(load, held[v], store, out, dot, first, cols);
+    Vector<Scalar> grad = zero_vector<Scalar>();
+    if (first < end) grad = vector_dz(load, held[v], store, dot);
+    if (first < end || (out.needs_all_lanes() && v * kStripe < layout.cols)) out.store(first, grad);
   }
 }
 
@@ -178,10 +172,11 @@ __global__ void __launch_bounds__(kThreads)
 // Chosen for rows beyond Load::kMaxResident; any length.
 // Safe: a row belongs to its block alone.
 template <typename Load, typename Store, int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, min_blocks<Load>(kThreads))
     softmax_backward_streaming(const Load load, const Store store,
                                const __grid_constant__ DeviceRowLayout layout,
                                const CausalLimit causal) {
+  using Scalar = typename Load::Scalar;
   using Acc = typename Load::Acc;
   using Reduction = RowReduction<kThreads, Acc>;
   constexpr int N = Load::N;
@@ -191,8 +186,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = blockIdx.x;
   const RowOffsets offsets = layout.template offsets<2>(row);
   const typename Load::Row in = load.row(offsets);
-  const typename Store::Row out = store.row(row, layout.cols);
   const int64_t cols = layout.cols;
+  const RowWriter<Scalar, kThreads> out(store.row(row, cols), cols);
   const int64_t end = causal.visible(offsets.query);
   const int64_t start = int64_t{threadIdx.x} * N;
 
@@ -206,15 +201,16 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   const Acc dot = Reduction::sum(tree_sum(sums), shared);
-  if (threadIdx.x == 0) store.store_dot(out, dot);
+  if (threadIdx.x == 0) store.store_dot(row, dot);
 
+  // Whole warps: all lanes of one are needed to store a row behind a boundary.
+  const int64_t lane_first = int64_t{threadIdx.x % kWarpSize} * N;
 #pragma unroll 4
-  for (int64_t first = start; first < cols; first += kStep) {
-    if (first < end) {
-      vector_store_dz(load, load.load(in, first, end), store, out, dot, first, cols);
-    } else {
-      store.store_zeros(out, first, cols);
-    }
+  for (int64_t base = start - lane_first; base < cols; base += kStep) {
+    const int64_t first = base + lane_first;
+    Vector<Scalar> grad = zero_vector<Scalar>();
+    if (first < end) grad = vector_dz(load, load.load(in, first, end), store, dot);
+    out.store(first, grad);
   }
 }
 

@@ -1,7 +1,9 @@
-// The gradient of a mask or bias: dz summed to its shape in a fixed order, without atomics. No torch here.
+// The gradient of a mask or bias: dz summed to its shape in a fixed order, without atomics. No
+// torch here.
 //
-// Letters: a bias row is one row of the bias (all its dimensions but the last); each sums `reduced` rows of
-// the scores. The reduced rows are cut into chunks by shape alone, so the order never depends on the card.
+// Letters: a bias row is one row of the bias (all its dimensions but the last); each sums `reduced`
+// rows of the scores. The reduced rows are cut into chunks by shape alone, so the order never
+// depends on the card.
 
 #pragma once
 
@@ -38,8 +40,8 @@ __device__ __forceinline__ void add_dz(const Load& load, const Acc* dots,  // [r
 }
 
 // A thread owns a vector of columns of a bias row and walks its chunk of the reduced rows in order.
-// Reads grad and probs once, writes one partial a chunk. Chosen when the bias has a value for each column.
-// Safe: each partial is written by one thread.
+// Reads grad and probs once, writes one partial a chunk. Chosen when the bias has a value for each
+// column. Safe: each partial is written by one thread.
 template <typename Load, typename Acc = typename Load::Acc>
 __global__ void __launch_bounds__(kBiasThreads)
     bias_grad_by_column(const Load load, const Acc* __restrict__ dots,  // [rows]
@@ -69,8 +71,8 @@ __global__ void __launch_bounds__(kBiasThreads)
 }
 
 // A block owns a bias row of one column and sums every column of its chunk of the reduced rows.
-// Reads grad and probs once, writes one partial a chunk. Chosen when the bias broadcasts over the columns.
-// Safe: each partial is written by one block.
+// Reads grad and probs once, writes one partial a chunk. Chosen when the bias broadcasts over the
+// columns. Safe: each partial is written by one block.
 template <typename Load, typename Acc = typename Load::Acc>
 __global__ void __launch_bounds__(kBiasThreads)
     bias_grad_by_row(const Load load, const Acc* __restrict__ dots,  // [rows]
@@ -96,7 +98,8 @@ __global__ void __launch_bounds__(kBiasThreads)
   if (threadIdx.x == 0) out.partial[chunk * kept.rows + bias_row] = total;
 }
 
-// A thread owns one value of the bias: sums its chunks in order and rounds once to the bias's dtype.
+// A thread owns one value of the bias: sums its chunks in order and rounds once to the bias's
+// dtype.
 template <typename Out, typename Acc>
 __global__ void __launch_bounds__(kBiasThreads)
     bias_grad_combine(const Acc* __restrict__ partial,  // [chunks, values]

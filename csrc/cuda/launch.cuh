@@ -30,12 +30,12 @@ inline void check_launch(const char* kernel) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  throw std::runtime_error(
-      std::string("sms_plugin: launch of ") + kernel + " failed on a device of compute capability " +
-      std::to_string(major) + "." + std::to_string(minor) + ": " + cudaGetErrorString(error) +
-      "; the library was built for " SMS_PLUGIN_CUDA_ARCHS
-      "; if yours is missing, rebuild with TORCH_CUDA_ARCH_LIST=" +
-      std::to_string(major) + "." + std::to_string(minor));
+  throw std::runtime_error(std::string("sms_plugin: launch of ") + kernel +
+                           " failed on a device of compute capability " + std::to_string(major) +
+                           "." + std::to_string(minor) + ": " + cudaGetErrorString(error) +
+                           "; the library was built for " SMS_PLUGIN_CUDA_ARCHS
+                           "; if yours is missing, rebuild with TORCH_CUDA_ARCH_LIST=" +
+                           std::to_string(major) + "." + std::to_string(minor));
 }
 
 inline unsigned int blocks_for(int64_t items, int64_t per_block) {
@@ -63,7 +63,7 @@ void launch_forward_with(const Load& load, const Store& store, const ForwardArgu
       using M = decltype(mapping);
       softmax_forward<Load, Store, M::kLanes, M::kVectors, M::kThreads>
           <<<blocks_for(layout.rows, M::kRowsPerBlock), M::kThreads, 0, stream>>>(load, store,
-                                                                                 layout, causal);
+                                                                                  layout, causal);
     });
   }
   check_launch("softmax_forward");
@@ -95,12 +95,11 @@ void launch_forward(const ForwardArguments& arguments, cudaStream_t stream) {
     launch_forward_with(load, store, arguments, stream);
     return;
   }
-  const MaskedScores<T> load{
-      scores,
-      scale,
-      host_infinity<T>(true),
-      {arguments.mask.data, static_cast<TermKind>(arguments.mask.kind)},
-      {arguments.bias.data, static_cast<TermKind>(arguments.bias.kind)}};
+  const MaskedScores<T> load{scores,
+                             scale,
+                             host_infinity<T>(true),
+                             {arguments.mask.data, static_cast<TermKind>(arguments.mask.kind)},
+                             {arguments.bias.data, static_cast<TermKind>(arguments.bias.kind)}};
   launch_forward_with(load, store, arguments, stream);
 }
 
@@ -125,7 +124,7 @@ void launch_backward(const BackwardArguments& arguments, cudaStream_t stream) {
       using M = decltype(mapping);
       softmax_backward<Load, Store, M::kLanes, M::kVectors, M::kThreads>
           <<<blocks_for(layout.rows, M::kRowsPerBlock), M::kThreads, 0, stream>>>(load, store,
-                                                                                 layout, causal);
+                                                                                  layout, causal);
     });
   }
   check_launch("softmax_backward");

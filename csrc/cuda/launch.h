@@ -1,4 +1,5 @@
-// Between the host code, which knows tensors, and the kernels, which know pointers. One instance a dtype.
+// Between the host code, which knows tensors, and the kernels, which know pointers. One instance a
+// dtype.
 
 #pragma once
 

@@ -1,7 +1,8 @@
-// What happens at load: one functor for scores alone, one for scores with any mask, bias or selection.
+// What happens at load: one functor for scores alone, one for scores with any mask, bias or
+// selection.
 //
-// A load functor says what stays in registers of a vector of columns (Held), reads it, and gives z from it
-// in eighths (see kHeadroom). The kernels know nothing else about masks.
+// A load functor says what stays in registers of a vector of columns (Held), reads it, and gives z
+// from it in eighths (see kHeadroom). The kernels know nothing else about masks.
 
 #pragma once
 
@@ -27,15 +28,16 @@ struct PlainScores {
   static constexpr int N = kVectorSize<T>;
   static constexpr Table kTable = sizeof(T) == 8 ? Table::kCoarse : Table::kFine;
   static constexpr int kMaxVectors = 8;
+  static constexpr int kResidentThreads = 1024;
   static constexpr int64_t kMaxResident = sizeof(T) == 8 ? 512 : 4096;  // vectors a row, no spills
   using Held = Vector<T>;
 
-  const T* scores;    // strided [rows, cols]
-  Acc scale;          // in eighths; not 0, see padding
-  T padding;          // becomes -inf when scaled
+  const T* scores;  // strided [rows, cols]
+  Acc scale;        // in eighths; not 0, see padding
+  T padding;        // becomes -inf when scaled
   struct Row {
     const T* scores;  // [cols]
-    uint32_t shift;  // misalignment of scores
+    uint32_t shift;   // misalignment of scores
   };
 
   __device__ __forceinline__ Row row(const DeviceRowLayout&, const RowOffsets& offsets) const {
@@ -64,7 +66,8 @@ struct PlainScores {
   static __device__ __forceinline__ void between_passes(Held& held) { keep_packed(held); }
 };
 
-// Columns [first, first + N) of a term row, in the accumulator; those from `end` on repeat the last.
+// Columns [first, first + N) of a term row, in the accumulator; those from `end` on repeat the
+// last.
 template <typename Acc, int N, typename U, typename Index>
 __device__ __forceinline__ void read_term(const U* __restrict__ row,  // strided [cols]
                                           int64_t col_stride, Index first, Index end,
@@ -91,13 +94,15 @@ __device__ __forceinline__ void read_term(const U* __restrict__ row,  // strided
   }
 }
 
-// Scores times scale plus bias plus mask, kept as z; and a bit a column that says what a bool mask selects.
+// Scores times scale plus bias plus mask, kept as z; and a bit a column that says what a bool mask
+// selects.
 template <typename T>
 struct MaskedScores {
   using Scalar = T;
   using Acc = Accumulator<T>;
   static constexpr int N = kVectorSize<T>;
   static constexpr Table kTable = Table::kCoarse;
+  static constexpr int kResidentThreads = sizeof(T) == 4 ? 1024 : 512;
   static constexpr int64_t kMaxResident = sizeof(T) == 8 ? 512 : 2048;  // vectors a row, no spills
   struct Held {
     Acc z[N];
@@ -187,8 +192,7 @@ struct MaskedScores {
 
   template <typename Index>
   __device__ __forceinline__ Held load(const Row& row, Index first, Index end) const {
-    const Vector<T> x =
-        load_vector(row.scores, first, end, row.shift, from_accumulator<T>(Acc{0}));
+    const Vector<T> x = load_vector(row.scores, first, end, row.shift, from_accumulator<T>(Acc{0}));
     Held held;
 #pragma unroll
     for (int k = 0; k < N; ++k) held.z[k] = to_accumulator<Acc>(element(x, k)) * scale;
@@ -199,9 +203,8 @@ struct MaskedScores {
       add(is_bias ? bias.kind : mask.kind, is_bias ? row.bias : row.mask,
           is_bias ? row.bias_stride : row.mask_stride, first, end, held.z);
     }
-    held.selected = mask.kind == TermKind::kBool
-                        ? select(row.mask, row.mask_stride, first, end)
-                        : ~0u;
+    held.selected =
+        mask.kind == TermKind::kBool ? select(row.mask, row.mask_stride, first, end) : ~0u;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       if (first + k >= end || !is_selected(held, k)) held.z[k] = negative_infinity(Acc{});

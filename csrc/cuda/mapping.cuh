@@ -17,10 +17,10 @@ struct Mapping {
   static constexpr int kRowsPerBlock = kThreads / kLanes_;
 };
 
-// Rows that don't fit in registers are read in steps of a vector a thread, summed in this many accumulators in
-// turn. Eight of them give the order of the tree for rows of up to eight steps: where a kernel keeps such a
-// row in registers and where it streams is no part of the result. Doubles have one limit for all kernels, so
-// that one accumulator is enough.
+// Rows that don't fit in registers are read in steps of a vector a thread, summed in this many
+// accumulators in turn. Eight of them give the order of the tree for rows of up to eight steps:
+// where a kernel keeps such a row in registers and where it streams is no part of the result.
+// Doubles have one limit for all kernels, so that one accumulator is enough.
 constexpr int kStreamingThreads = 512;
 template <typename Acc>
 constexpr int kStreamingSums = sizeof(Acc) == sizeof(double) ? 1 : 8;
@@ -31,10 +31,17 @@ enum class Table {
   kCoarse,  // z is held in 32 or 64 bits: fewer kernels, and none that spills
 };
 
-// Calls `launch` with the mapping of a row of `vectors` vectors. Rows of up to 1 KB share a warp, so that each
-// lane has two loads in flight; from 4 KB on a block owns a row, as narrow as the row allows: several rows
-// then overlap their barriers. The order of summation is the same under every mapping (tree_sum): the table
-// can be tuned without changing a bit of any result.
+// Blocks a multiprocessor has to hold: without a word of it the compiler spills to make room for more.
+// Load::kResidentThreads is what keeps enough loads in flight in as many registers as its row needs.
+template <typename Load>
+constexpr int min_blocks(int threads) {
+  return Load::kResidentThreads > threads ? Load::kResidentThreads / threads : 1;
+}
+
+// Calls `launch` with the mapping of a row of `vectors` vectors. Rows of up to 1 KB share a warp,
+// so that each lane has two loads in flight; from 4 KB on a block owns a row, as narrow as the row
+// allows: several rows then overlap their barriers. The order of summation is the same under every
+// mapping (tree_sum): the table can be tuned without changing a bit of any result.
 template <typename Load, typename Launch>
 void with_mapping(int64_t vectors, Launch&& launch) {
   if constexpr (Load::kTable == Table::kCoarse) {

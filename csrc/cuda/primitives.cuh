@@ -6,10 +6,9 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <cstdint>
-
 #include <cfloat>
 #include <cmath>
+#include <cstdint>
 #include <type_traits>
 
 namespace sms_plugin {
@@ -20,8 +19,8 @@ constexpr int kVectorBytes = 16;  // the widest load of every architecture we bu
 template <typename T>
 constexpr int kVectorSize = kVectorBytes / static_cast<int>(sizeof(T));
 
-// kVectorSize<T> values, as the words they are loaded in. An array of 16-bit values would be taken apart into
-// one register each.
+// kVectorSize<T> values, as the words they are loaded in. An array of 16-bit values would be taken
+// apart into one register each.
 template <typename T>
 struct alignas(kVectorBytes) Vector {
   uint32_t words[kVectorBytes / 4];
@@ -39,8 +38,9 @@ struct AccumulateIn<double> {
 template <typename T>
 using Accumulator = typename AccumulateIn<T>::type;
 
-// z is summed at an eighth of its size: two finite dtype minima then never add up to -inf, so that only
-// -inf itself removes a key. The division is exact; the factor comes back inside the exponential.
+// z is summed at an eighth of its size: two finite dtype minima then never add up to -inf, so that
+// only -inf itself removes a key. The division is exact; the factor comes back inside the
+// exponential.
 constexpr double kHeadroom = 8.0;
 
 template <typename Acc>
@@ -186,15 +186,16 @@ __device__ __forceinline__ Index column_within(Index column, Index end) {
   return column < end ? column : end - 1;
 }
 
-// 16 bytes from an address `shift` bytes behind a boundary, out of the two aligned words-of-four around it.
-// Neighbouring lanes share them, so the second load comes from the L1.
+// 16 of the 32 bytes of two vectors, from byte `shift` on (0 < shift < 16).
 template <typename T>
-__device__ __forceinline__ Vector<T> load_shifted(const T* address, uint32_t shift) {
-  const auto* aligned =
-      reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(address) - shift);
-  const uint4 low = aligned[0];
-  const uint4 high = aligned[1];
-  uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+__device__ __forceinline__ Vector<T> shifted(const Vector<T>& low, const Vector<T>& high,
+                                             uint32_t shift) {
+  uint32_t words[8];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    words[w] = low.words[w];
+    words[w + 4] = high.words[w];
+  }
   const bool by_two = shift & 8;
   const bool by_one = shift & 4;
 #pragma unroll
@@ -207,6 +208,15 @@ __device__ __forceinline__ Vector<T> load_shifted(const T* address, uint32_t shi
     result.words[w] = __funnelshift_r(words[w], words[w + 1], 8 * (shift & 3));
   }
   return result;
+}
+
+// 16 bytes from an address `shift` bytes behind a boundary. Neighbouring lanes share the aligned
+// loads, so the second one comes from the L1.
+template <typename T>
+__device__ __forceinline__ Vector<T> load_shifted(const T* address, uint32_t shift) {
+  const auto* aligned =
+      reinterpret_cast<const Vector<T>*>(reinterpret_cast<const char*>(address) - shift);
+  return shifted(aligned[0], aligned[1], shift);
 }
 
 // Columns [first, first + N) of a row, of which those from `end` on are read as `padding`. Which
@@ -233,32 +243,18 @@ __device__ __forceinline__ Vector<T> load_vector(const T* __restrict__ row,  // 
   return result;
 }
 
-template <typename T, typename Index>
-__device__ __forceinline__ void store_vector(T* __restrict__ row,  // [cols]
-                                             Index first, Index cols, uint32_t shift,
-                                             const Vector<T>& vector) {
-  constexpr int N = kVectorSize<T>;
-  if (shift == 0 && first + N <= cols) {
-    *reinterpret_cast<Vector<T>*>(row + first) = vector;
-    return;
-  }
-#pragma unroll
-  for (int k = 0; k < N; ++k) {
-    if (first + k < cols) row[first + k] = element(vector, k);
-  }
-}
-
-// Makes the compiler forget what it knows of a vector. Without this it keeps the converted values of one pass
-// for the next, in up to four times the registers, where converting again costs next to nothing.
+// Makes the compiler forget what it knows of a vector. Without this it keeps the converted values
+// of one pass for the next, in up to four times the registers, where converting again costs next to
+// nothing.
 template <typename T>
 __device__ __forceinline__ void keep_packed(Vector<T>& vector) {
 #pragma unroll
   for (int w = 0; w < kVectorBytes / 4; ++w) asm volatile("" : "+r"(vector.words[w]));
 }
 
-// Sums by halving: x[i] + x[i + N / 2], then again. Zeros at the end change nothing, so the result is a
-// function of the logical index alone and not of how many lanes share the row.
-// Recursive, since the compiler doesn't unroll nested loops of 32 and would index local memory.
+// Sums by halving: x[i] + x[i + N / 2], then again. Zeros at the end change nothing, so the result
+// is a function of the logical index alone and not of how many lanes share the row. Recursive,
+// since the compiler doesn't unroll nested loops of 32 and would index local memory.
 template <int N, int kSize, typename Acc>
 __device__ __forceinline__ Acc tree_sum_of_first(Acc (&x)[kSize]) {
   static_assert((N & (N - 1)) == 0, "halving needs a power of two");
@@ -293,15 +289,16 @@ __device__ __forceinline__ Acc warp_max(Acc x) {
   return x;
 }
 
-// Reductions over the kLanes threads that share a row: part of a warp, or the whole block. Every thread
-// gets the result. Each object is used once in a kernel, so that no barrier is needed before reuse.
+// Reductions over the kLanes threads that share a row: part of a warp, or the whole block. Every
+// thread gets the result. Each object is used once in a kernel, so that no barrier is needed before
+// reuse.
 template <int kLanes, typename Acc>
 struct RowReduction {
   static constexpr int kWarps = kLanes > kWarpSize ? kLanes / kWarpSize : 1;
   static constexpr int kSlots = kLanes > kWarpSize ? kLanes : 1;
 
   struct Shared {
-    Acc sums[kSlots];   // one a thread, summed in the order of the tree
+    Acc sums[kSlots];    // one a thread, summed in the order of the tree
     Acc maxima[kWarps];  // one a warp: the order of a maximum doesn't matter
   };
 

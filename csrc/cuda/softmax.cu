@@ -2,16 +2,15 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <optional>
 #include <stdexcept>
 #include <tuple>
 #include <vector>
-
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include "../call_count.h"
 #include "../operands.h"
@@ -83,9 +82,8 @@ Tensor scaled_mask_softmax(const Tensor& scores_in, const std::optional<Tensor>&
                                    causal_limit(scores, is_causal),
                                    forward_layout(scores, mask, bias, is_causal)};
   const cudaStream_t stream = current_stream(scores.get_device_index());
-  with_kernel_type(scores.scalar_type(), [&](auto type) {
-    launch_forward<decltype(type)>(arguments, stream);
-  });
+  with_kernel_type(scores.scalar_type(),
+                   [&](auto type) { launch_forward<decltype(type)>(arguments, stream); });
   return probs;
 }
 
@@ -95,8 +93,7 @@ Tensor bias_grad(const Tensor& grad_probs, const Tensor& probs, const Tensor& do
                  cudaStream_t stream) {
   Tensor grad = torch::stable::new_empty(probs, shape, dtype);
   const BiasReduction reduction = bias_reduction(grad_probs, probs, shape);
-  const int64_t chunks =
-      bias_grad_chunks(reduction.kept, reduction.reduced, reduction.cols_kept);
+  const int64_t chunks = bias_grad_chunks(reduction.kept, reduction.reduced, reduction.cols_kept);
   Tensor partial = torch::stable::new_empty(probs, {chunks, grad.numel()},
                                             accumulator_dtype(probs.scalar_type()));
   const BiasGradArguments arguments{grad_probs.const_data_ptr(),
@@ -110,9 +107,8 @@ Tensor bias_grad(const Tensor& grad_probs, const Tensor& probs, const Tensor& do
                                     reduction.kept,
                                     reduction.reduced,
                                     reduction.cols_kept};
-  with_kernel_type(probs.scalar_type(), [&](auto type) {
-    launch_bias_grad<decltype(type)>(arguments, stream);
-  });
+  with_kernel_type(probs.scalar_type(),
+                   [&](auto type) { launch_bias_grad<decltype(type)>(arguments, stream); });
   return grad;
 }
 
@@ -147,9 +143,8 @@ std::tuple<Tensor, Tensor, Tensor> scaled_mask_softmax_backward(
                                     causal,
                                     layout};
   const cudaStream_t stream = current_stream(probs.get_device_index());
-  with_kernel_type(probs.scalar_type(), [&](auto type) {
-    launch_backward<decltype(type)>(arguments, stream);
-  });
+  with_kernel_type(probs.scalar_type(),
+                   [&](auto type) { launch_backward<decltype(type)>(arguments, stream); });
   const auto grad_of = [&](const std::vector<int64_t>& shape, std::optional<ScalarType> dtype) {
     return dtype ? bias_grad(grad_probs, probs, dots, causal, shape, *dtype, stream)
                  : empty_grad(shape, dtype);
@@ -161,8 +156,8 @@ std::tuple<Tensor, Tensor, Tensor> scaled_mask_softmax_backward(
 
 int64_t bias_grad_chunks(const RowLayout& kept, const RowLayout& reduced, bool cols_kept) {
   constexpr int64_t kThreadsWanted = int64_t{1} << 18;  // fills a card of 132 multiprocessors
-  constexpr int64_t kMinRows = 8;                       // below that a chunk isn't worth its partial
-  constexpr int64_t kMaxChunks = 4096;                  // grid y ends at 65535
+  constexpr int64_t kMinRows = 8;       // below that a chunk isn't worth its partial
+  constexpr int64_t kMaxChunks = 4096;  // grid y ends at 65535
   constexpr int64_t kColumnsPerThread = 8;
   const int64_t per_row = cols_kept ? (kept.cols + kColumnsPerThread - 1) / kColumnsPerThread : 128;
   const int64_t threads = kept.rows * per_row;

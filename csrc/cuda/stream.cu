@@ -1,19 +1,18 @@
-#include "stream.h"
-
 #include <dlfcn.h>
 
 #include <cstdint>
-
 #include <stdexcept>
 #include <string>
+
+#include "stream.h"
 
 namespace sms_plugin {
 namespace {
 
 using GetCurrentStream = int32_t (*)(int32_t device, void** stream);  // 0 on success
 
-// A link against libtorch_cuda would keep this library from loading beside a CPU build of torch. It is in
-// the process already when a CUDA tensor is: look the function up there.
+// A link against libtorch_cuda would keep this library from loading beside a CPU build of torch. It
+// is in the process already when a CUDA tensor is: look the function up there.
 GetCurrentStream find_get_current_stream() {
   constexpr const char* kSymbol = "aoti_torch_get_current_cuda_stream";
   void* found = nullptr;

@@ -1,11 +1,8 @@
-// Constants and scalar arithmetic of the row kernels. Included once per instruction set, behind its
-// target pragma, and written so that a compiler turns loops over it into vectors.
+// The exponential of the row kernels. Included once per instruction set, behind its target pragma.
 
 #pragma once
 
-#include <cfloat>
-#include <cstdint>
-#include <cstring>
+#include "lanes_impl.h"
 
 namespace sms_plugin {
 namespace {
@@ -14,37 +11,11 @@ namespace {
 // an infinite operand removes a position. Powers of two cost no precision.
 constexpr double kEighth = 0.125;
 
-template <typename To, typename From>
-inline To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast changes no size");
-  To result;
-  std::memcpy(&result, &value, sizeof(To));
-  return result;
-}
-
-// a * b + c, rounded once where the instruction set can. Written out wherever the compiler would
-// have a choice, so that the head, the body and the tail of a loop agree to the last bit.
 template <typename T>
-inline T mul_add(T a, T b, T c) {
-#if defined(SMS_PLUGIN_HAS_FMA)
-  if constexpr (sizeof(T) == 4) {
-    return __builtin_fmaf(a, b, c);
-  } else {
-    return __builtin_fma(a, b, c);
-  }
-#else
-  return a * b + c;
-#endif
-}
-
-template <typename T>
-struct Traits;
+struct ExpTraits;
 
 template <>
-struct Traits<float> {
-  using Bits = uint32_t;
-  static constexpr float kLowest = -FLT_MAX;
-  static constexpr float kMaxEighths = FLT_MAX / 8;  // a larger z is infinite in float32
+struct ExpTraits<float> {
   static constexpr int kMantissaBits = 23;
   static constexpr int kExponentBias = 127;
   static constexpr int kHeadroom = 24;          // exponents of subnormal numbers, and one more
@@ -59,10 +30,7 @@ struct Traits<float> {
 };
 
 template <>
-struct Traits<double> {
-  using Bits = uint64_t;
-  static constexpr double kLowest = -DBL_MAX;
-  static constexpr double kMaxEighths = DBL_MAX / 8;
+struct ExpTraits<double> {
   static constexpr int kMantissaBits = 52;
   static constexpr int kExponentBias = 1023;
   static constexpr int kHeadroom = 53;
@@ -78,42 +46,36 @@ struct Traits<double> {
       2.51004241570050668e-08};
 };
 
-template <typename T>
-constexpr T infinity() {
-  return static_cast<T>(__builtin_inf());
-}
-
-// c[k] + c[k + 1] x + ...: a recursion, because a loop inside a loop keeps the outer one scalar.
-template <typename T, int k = 0>
-inline T polynomial(T x) {
-  using C = Traits<T>;
-  if constexpr (k == C::kTerms - 1) {
-    return C::kCoefficients[k];
-  } else {
-    return mul_add(polynomial<T, k + 1>(x), x, C::kCoefficients[k]);
-  }
-}
-
 // e^(8 d) * 2^kHeadroom for d <= 0. The factor cancels in probs, and makes room below: a subnormal
 // probability is as exact as its format allows. What is too small even for that is exactly 0; NaN
 // stays NaN.
 template <typename T>
-inline T exp_of_eighths(T d) {
-  using C = Traits<T>;
+SMS_PLUGIN_INLINE Part<T> exp_of_eighths(Part<T> d) {
+  using C = ExpTraits<T>;
   constexpr int kBias = C::kExponentBias + C::kHeadroom;
   // At the floor the exponent field of 2^n below is 0: a product with a true zero, no compare.
   constexpr T kFloor = static_cast<T>(-kBias * 0.6931471805599453 * kEighth);
   constexpr T kPerLn2 = static_cast<T>(8 * 1.4426950408889634);
-  d = kFloor > d ? kFloor : d;  // keeps NaN
-  const T shifted = mul_add(d, kPerLn2, C::kRound + kBias);
-  const T n = shifted - (C::kRound + kBias);
-  T r = mul_add(n, static_cast<T>(-C::kLn2High * kEighth), d);
-  r = mul_add(n, static_cast<T>(-C::kLn2Low * kEighth), r);
-  const T x = r * 8;
-  const T result = mul_add(polynomial(x), x * x, x) + 1;
+  d = larger_part(splat_part(kFloor), d);
+  const Part<T> round = splat_part(static_cast<T>(C::kRound + kBias));
+  const Part<T> shifted = mul_add_part(d, splat_part(kPerLn2), round);
+  const Part<T> n = shifted - round;
+  Part<T> r = mul_add_part(n, splat_part(static_cast<T>(-C::kLn2High * kEighth)), d);
+  r = mul_add_part(n, splat_part(static_cast<T>(-C::kLn2Low * kEighth)), r);
+  const Part<T> x = r * 8;
+  Part<T> sum = splat_part(C::kCoefficients[C::kTerms - 1]);
+  for (int k = C::kTerms - 2; k >= 0; --k) {
+    sum = mul_add_part(sum, x, splat_part(C::kCoefficients[k]));
+  }
+  const Part<T> result = mul_add_part(sum, x * x, x) + 1;
   // The low bits of `shifted` hold n + kBias; the shift drops all others.
-  const auto bits = bit_cast<typename C::Bits>(shifted) << C::kMantissaBits;
-  return result * bit_cast<T>(bits);
+  return result * (Part<T>)((typename Register<T>::Bits)shifted << C::kMantissaBits);
+}
+
+template <typename T>
+SMS_PLUGIN_INLINE Lanes<T> exp_of_eighths(Lanes<T> d) {
+  for (int p = 0; p < Lanes<T>::kParts; ++p) d.part[p] = exp_of_eighths<T>(d.part[p]);
+  return d;
 }
 
 }  // namespace
