@@ -1,4 +1,10 @@
-"""Which derivative runs when: autograd formulas and batching rules of the two operators."""
+"""Which derivative runs when: autograd formulas and batching rules of the two operators.
+
+Eager calls take an `autograd.Function` of their own, since the one that
+`torch.library.register_autograd` makes costs a small call more than the kernels do; compiled graphs
+and direct calls of the operators take that one. Under `torch.func` transforms a Function with
+`setup_context` and `vmap` is needed, which the others can't be.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,40 @@ from torch.autograd import forward_ad
 from sms_plugin import derivatives
 from sms_plugin.derivatives import Grads, Shape
 from sms_plugin.ops import backward_op, forward_op, library
+
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def eager_softmax(
+    scores: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float, is_causal: bool
+) -> Tensor:
+    """The forward operator in eager mode, at the least cost for the host."""
+    needs_grad = torch.is_grad_enabled() and (
+        scores.requires_grad
+        or (mask is not None and mask.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    )
+    if needs_grad:
+        return EagerSoftmaxFunction.apply(scores, mask, bias, scale, is_causal)
+    with _below_autograd():
+        return forward_op(scores, mask, bias, scale, is_causal)
+
+
+class EagerSoftmaxFunction(torch.autograd.Function):
+    """The forward operator where no transform and no compiler is at work."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        with _below_autograd():
+            probs = forward_op(*inputs)
+        _save_forward(ctx, inputs, probs)
+        return probs
+
+    @staticmethod
+    def backward(ctx: Any, grad_probs: Tensor) -> tuple[Tensor | None, ...]:
+        # With create_graph=True the operator records its own derivative.
+        operator = backward_op if torch.is_grad_enabled() else _backward_without_graph
+        return _backward(ctx, grad_probs, operator)
 
 
 def transforms_are_active() -> bool:
@@ -91,6 +131,11 @@ class ScaledMaskSoftmaxBackwardFunction(torch.autograd.Function):
         return _vmap_backward(
             ScaledMaskSoftmaxBackwardFunction.apply, info, in_dims, grad_probs, probs, *options
         )
+
+
+def _backward_without_graph(*arguments: Any) -> Grads:
+    with _below_autograd():
+        return backward_op(*arguments)
 
 
 def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

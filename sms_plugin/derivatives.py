@@ -1,4 +1,4 @@
-"""Derivatives of the softmax in plain, differentiable PyTorch, for orders and modes beyond the kernels.
+"""Derivatives of the softmax in plain, differentiable PyTorch: orders and modes beyond the kernels.
 
 With p = probs, g = grad_probs and dz = p * (g - sum(p * g)), where nothing happens at p == 0:
 
@@ -6,8 +6,8 @@ With p = probs, g = grad_probs and dz = p * (g - sum(p * g)), where nothing happ
     second order    for a cotangent h of dz:  grad_g = p * (h - sum(p * h))
                                               grad_p = h * (g - sum(p * g)) - g * sum(p * h)
 
-Forward mode needs no formula of its own: `with_forward_mode` gives probs a form whose derivatives PyTorch
-takes itself, in any order and nesting.
+Forward mode needs no formula of its own: `with_forward_mode` gives probs a form whose derivatives
+PyTorch takes itself, in any order and nesting.
 """
 
 from __future__ import annotations
@@ -99,18 +99,20 @@ def with_forward_mode(
 ) -> Tensor:
     """probs of `softmax`, with every derivative of a softmax in every mode.
 
-    PyTorch runs the jvp of an `autograd.Function` with forward mode switched off, so that a jvp of a jvp is
-    silently wrong. Here probs are computed of detached inputs and then multiplied by exp(z - z.detach()),
-    which is 1 and has the derivatives of exp(z); normalised, that is the softmax around its own value.
+    PyTorch runs the jvp of an `autograd.Function` with forward mode switched off, so that a jvp of
+    a jvp is silently wrong. Here probs are computed of detached inputs and then multiplied by
+    exp(z - z.detach()), which is 1 and has the derivatives of exp(z); normalised, that is the
+    softmax around its own value.
     """
-    terms = (scores, None if mask is None or mask.dtype == torch.bool else mask, bias)
+    added_mask = None if mask is None or mask.dtype == torch.bool else mask
+    terms = (scores, added_mask, bias)
     detached = [None if term is None else term.detach() for term in terms]
-    probs = softmax(scores.detach(), mask if terms[1] is None else detached[1], detached[2])
+    probs = softmax(scores.detach(), mask if added_mask is None else detached[1], detached[2])
     p = inner(probs)
-    differences = (
-        None if term is None else inner(term) - inner(value)  # 0; NaN where the term is infinite
+    differences = [
+        None if term is None or value is None else inner(term) - inner(value)
         for term, value in zip(terms, detached, strict=True)
-    )
+    ]  # 0; NaN where the term is infinite
     difference = sum_of_terms(probs.shape, scale, *differences)
     assert difference is not None
     weights = p * where_kept(p, difference).exp()

@@ -9,8 +9,8 @@ from torch import Tensor
 def mask_from_keep(keep: Tensor) -> Tensor:
     """Turn a mask that says which keys take part into one that says which are removed.
 
-    `torch.nn.functional.scaled_dot_product_attention` and Hugging Face's 0/1 attention masks are True (1)
-    for a key that takes part; `scaled_mask_softmax`, like `Tensor.masked_fill` and
+    `torch.nn.functional.scaled_dot_product_attention` and Hugging Face's 0/1 attention masks are
+    True (1) for a key that takes part; `scaled_mask_softmax`, like `Tensor.masked_fill` and
     `nn.MultiheadAttention`, is True for a key that is removed.
 
     Args:

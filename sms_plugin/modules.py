@@ -1,4 +1,4 @@
-"""`ScaledMaskSoftmax`: the softmax of an attention as a module, so that it can be chosen and swapped."""
+"""`ScaledMaskSoftmax`: the softmax of an attention as a module that can be chosen and swapped."""
 
 from __future__ import annotations
 
@@ -14,10 +14,29 @@ from sms_plugin.functional import scaled_mask_softmax
 
 
 @functools.lru_cache(maxsize=8)
-def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Bool ``(Tq, Tk)``, True above the bottom-right aligned diagonal; built once a shape and device."""
+def _built_causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
     ones = torch.ones(queries, keys, dtype=torch.bool, device=device)
     return ones.triu(keys - queries + 1)
+
+
+def causal_mask(scores: Tensor) -> Tensor:
+    """Bool ``(Tq, Tk)``, True above the bottom-right aligned diagonal; built once a shape."""
+    if torch.compiler.is_compiling():  # a cache can't be traced
+        return _built_causal_mask.__wrapped__(*scores.shape[-2:], scores.device)
+    return _built_causal_mask(*scores.shape[-2:], scores.device)
+
+
+def _chain(
+    scores: Tensor, mask: Tensor | None, scale: float, causal: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    z = scores * scale
+    if bias is not None:
+        z = z + bias
+    if mask is not None:
+        z = z.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else z + mask
+    if causal is not None:
+        z = z.masked_fill(causal, -torch.inf)
+    return torch.softmax(z, dim=-1)
 
 
 def native_softmax(
@@ -30,8 +49,8 @@ def native_softmax(
 ) -> Tensor:
     """The usual chain of PyTorch operations, as people write it: the arm to compare with.
 
-    It differs from the contract where they do: a row without a kept key is NaN, each step rounds to the
-    dtype of the scores, and CUDA autocast promotes the softmax to float32.
+    It differs from the contract where they do: a row without a kept key is NaN, each step rounds to
+    the dtype of the scores, and CUDA autocast promotes the softmax to float32.
 
     Args:
         scores: ``(..., Tq, Tk)``.
@@ -44,19 +63,12 @@ def native_softmax(
         probs, shaped like ``scores``.
     """
     check_arguments(scores, mask, scale, is_causal, bias)
-    z = scores * scale
-    if bias is not None:
-        z = z + bias
-    if mask is not None:
-        z = z.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else z + mask
-    if is_causal:
-        z = z.masked_fill(causal_mask(*scores.shape[-2:], scores.device), -torch.inf)
-    return torch.softmax(z, dim=-1)
+    return _chain(scores, mask, scale, causal_mask(scores) if is_causal else None, bias)
 
 
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(native_softmax)
+    return torch.compile(_chain)
 
 
 IMPLEMENTATIONS = ("fused", "native", "compiled", "reference")
@@ -66,15 +78,15 @@ class ScaledMaskSoftmax(nn.Module):
     """`scaled_mask_softmax` by a chosen implementation; no parameters, no state.
 
     Args:
-        impl: ``fused`` (the operator), ``native`` (the usual chain of PyTorch operations), ``compiled``
-            (`torch.compile` of that chain) or ``reference`` (the definition).
+        impl: ``fused`` (the operator), ``native`` (the usual chain of PyTorch operations),
+            ``compiled`` (`torch.compile` of that chain) or ``reference`` (the definition).
 
     Raises:
         ValueError: an unknown ``impl``.
 
     Shape:
-        As `scaled_mask_softmax`: ``scores`` ``(..., Tq, Tk)``, ``mask`` and ``bias`` broadcast to it, the
-        result is shaped like ``scores``.
+        As `scaled_mask_softmax`: ``scores`` ``(..., Tq, Tk)``, ``mask`` and ``bias`` broadcast to
+        it, the result is shaped like ``scores``.
     """
 
     def __init__(self, impl: str = "fused") -> None:
@@ -99,7 +111,9 @@ class ScaledMaskSoftmax(nn.Module):
         if self.impl == "native":
             return native_softmax(scores, mask, scale, is_causal, bias=bias)
         if self.impl == "compiled":
-            return _compiled()(scores, mask, scale, is_causal, bias=bias)
+            check_arguments(scores, mask, scale, is_causal, bias)
+            causal = causal_mask(scores) if is_causal else None
+            return _compiled()(scores, mask, scale, causal, bias)
         return reference.scaled_mask_softmax(scores, mask, scale, is_causal, bias=bias)
 
     def extra_repr(self) -> str:

@@ -1,7 +1,7 @@
 """The two operators: schemas, fake kernels, and the library behind them.
 
-C++ has implementations only (csrc/cpu, csrc/cuda). They arrive when the library is loaded, which happens
-at the first call on real data, in eager and in compiled code alike.
+C++ has implementations only (csrc/cpu, csrc/cuda). They arrive when the library is loaded, which
+happens at the first call on real data, in eager and in compiled code alike.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ library.define(
     " -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-# Returns (grad_scores, grad_mask, grad_bias). The last two are dz summed to their shape; where the dtype
-# is None that gradient isn't wanted and an empty tensor stands for it.
+# Returns (grad_scores, grad_mask, grad_bias). The last two are dz summed to their shape; where the
+# dtype is None that gradient isn't wanted and an empty tensor stands for it.
 library.define(
     "scaled_mask_softmax_backward(Tensor grad_probs, Tensor probs, float scale, bool is_causal,"
     " SymInt[] mask_shape, ScalarType? mask_dtype, SymInt[] bias_shape, ScalarType? bias_dtype)"
@@ -40,8 +40,8 @@ def _require_kernel(op: torch._ops.OpOverload, device: torch.device) -> None:
     """Load the library; raise if it holds no kernel of `op` for `device`."""
     if device.type not in _DEVICES:
         raise RuntimeError(
-            f"{op.name()}: there is no kernel for device {str(device)!r}; move the tensors to 'cpu' or "
-            "'cuda', or use softmax='native'"
+            f"{op.name()}: there is no kernel for device {str(device)!r}; move the tensors to "
+            "'cpu' or 'cuda', or use ScaledMaskSoftmax('native')"
         )
     extension.load()
     key = device.type.upper()
@@ -96,18 +96,20 @@ def _fake_backward(
     bias_shape: Sequence[int],
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads = (
-        probs.new_empty((0,)) if dtype is None else probs.new_empty(shape, dtype=dtype)
-        for shape, dtype in ((mask_shape, mask_dtype), (bias_shape, bias_dtype))
-    )
-    return probs.new_empty(probs.shape), *grads
+
+    def grad(shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+        return probs.new_empty((0,)) if dtype is None else probs.new_empty(shape, dtype=dtype)
+
+    grad_scores = probs.new_empty(probs.shape)
+    return grad_scores, grad(mask_shape, mask_dtype), grad(bias_shape, bias_dtype)
 
 
 def call_counts() -> dict[str, dict[str, int]]:
     """How often each operator ran on each device in this process.
 
-    The counters are atomic and live in the host code of the operators, so compiled graphs are counted
-    too. The replay of a captured CUDA graph runs no host code and isn't counted; its capture is.
+    The counters are atomic and live in the host code of the operators, so compiled graphs are
+    counted too. The replay of a captured CUDA graph runs no host code and isn't counted; its
+    capture is.
 
     Returns:
         ``{"scaled_mask_softmax": {"cpu": n, "cuda": n}, "scaled_mask_softmax_backward": {...}}``;

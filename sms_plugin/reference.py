@@ -1,7 +1,7 @@
 """The definition of `scaled_mask_softmax` in plain PyTorch.
 
-Read it as the specification: the CUDA and CPU kernels, the tests, the benchmark and the trainer are all
-held to what stands here. Its backward and every higher derivative are autograd's.
+Read it as the specification: the CUDA and CPU kernels, the tests, the benchmark and the trainer are
+all held to what stands here. Its backward and every higher derivative are autograd's.
 
 Legend: scores (..., Tq, Tk); mask and bias broadcast to it.
 """
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sms_plugin.checks import check_arguments
 
-# z is summed at an eighth of its size. Two finite dtype minima then never add up to -inf, so that only
-# -inf itself removes a key. Division by eight is exact.
+# z is summed at an eighth of its size. Two finite dtype minima then never add up to -inf, so that
+# only -inf itself removes a key. Division by eight is exact.
 _EIGHTH = 0.125
 
 
@@ -30,17 +30,19 @@ def scaled_mask_softmax(
     """Softmax over the last dimension of ``scores * scale + bias + mask``, by its definition.
 
     Args:
-        scores: ``(..., Tk)``, or ``(..., Tq, Tk)`` if causal; float16, bfloat16, float32 or float64.
+        scores: ``(..., Tk)``, or ``(..., Tq, Tk)`` if causal; float16, bfloat16, float32 or
+        float64.
         mask: broadcasts to ``scores``. Bool: True removes the key. Float: added after scaling.
         scale: a Python number.
         is_causal: query ``i`` sees the keys up to ``i + Tk - Tq``.
         bias: float, broadcasts to ``scores``, added after scaling.
         dtype: what to compute in and to return. None: the contract's precision (float64 for float64
-            scores, else float32), rounded once to ``scores.dtype``. ``torch.float64`` is the yardstick.
+            scores, else float32), rounded once to ``scores.dtype``. ``torch.float64`` is the
+            yardstick.
 
     Returns:
-        probs, shaped like ``scores``. A row without a kept key is 0; a row with NaN or +inf at a kept
-        key is NaN.
+        probs, shaped like ``scores``. A row without a kept key is 0; a row with NaN or +inf at a
+        kept key is NaN.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`sms_plugin.scaled_mask_softmax`.
@@ -53,7 +55,8 @@ def scaled_mask_softmax(
     if mask is not None and mask.dtype == torch.bool:
         selected = selected & ~mask
 
-    # Selection comes before arithmetic: what lies under a removed key reaches no result and no gradient.
+    # Selection comes before arithmetic: what lies under a removed key reaches no result and no
+    # gradient.
     z = scores.masked_fill(~selected, 0).to(inner) * (scale * _EIGHTH)
     for term in (bias, mask):
         if term is not None and term.dtype != torch.bool:

@@ -244,6 +244,7 @@ def test_library_has_code_for_the_gpu(cuda: str) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.slow
 def test_carried_code_for_other_cards_is_refused_with_the_reason(cuda: str, tmp_path: Path) -> None:
     """No compiler, and a library for older cards: the CPU works, a CUDA call says why it can't."""
     nvcc = real_nvcc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,8 +16,12 @@ from checkouts import STUB_NUMBER, environment, make_checkout, needs_compiler, r
 
 from sms_plugin.build import has_setuptools
 
-pytest.importorskip("pip")
-pytestmark = pytest.mark.skipif(not has_setuptools(), reason="setuptools 70.1 isn't installed")
+# Looked for, not imported: importing pip switches setuptools' distutils off for the whole process,
+# and torch.compile fails without it.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("pip") is None or not has_setuptools(),
+    reason="pip and setuptools 70.1 are needed to make and install wheels",
+)
 
 NO_NETWORK = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 

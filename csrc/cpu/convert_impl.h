@@ -52,18 +52,24 @@ SMS_PLUGIN_INLINE Shorts floats_to_halves(Part<float> values) {
 
 SMS_PLUGIN_INLINE Bits extend(Shorts values) { return __builtin_convertvector(values, Bits); }
 
+// For values below 2^31, which compare as signed numbers too: SSE2 has no unsigned comparison.
+SMS_PLUGIN_INLINE auto is_less(Bits values, uint32_t limit) {
+  typedef int32_t Signed __attribute__((vector_size(SMS_PLUGIN_VECTOR_BYTES)));
+  return (Signed)values < (Signed)splat_bits(limit);
+}
+
 SMS_PLUGIN_INLINE Part<float> halves_to_floats(Shorts halves) {
   const Bits half = extend(halves);
   const Bits magnitude = (half & 0x7fffu) << 13;
   constexpr uint32_t kRebias = (127u - 15u) << 23;
   constexpr uint32_t kInfinity = 0x7c00u << 13;
   // Infinity and NaN keep the largest exponent.
-  Bits bits = magnitude + kRebias + (magnitude >= kInfinity ? splat_bits(kRebias) : Bits{});
+  Bits bits = magnitude + kRebias + (is_less(magnitude, kInfinity) ? Bits{} : splat_bits(kRebias));
   // A subnormal is a multiple of 2^-24: the subtraction normalises it, whatever the denormal mode.
   const Bits smallest_normal = splat_bits(113u << 23);
   const Part<float> subnormal =
       (Part<float>)(magnitude + smallest_normal) - (Part<float>)smallest_normal;
-  bits = magnitude < (1u << 23) ? (Bits)subnormal : bits;
+  bits = is_less(magnitude, 1u << 23) ? (Bits)subnormal : bits;
   return (Part<float>)(bits | (half & 0x8000u) << 16);
 }
 
@@ -73,11 +79,11 @@ SMS_PLUGIN_INLINE Shorts floats_to_halves(Part<float> values) {
   const Bits magnitude = bits & 0x7fffffffu;
   constexpr uint32_t kRebias = (127u - 15u) << 23;
   Bits half = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - kRebias) >> 13;
-  half = magnitude >= 0x47800000u ? splat_bits(0x7c00u) : half;  // 2^16 and above
-  half = magnitude > 0x7f800000u ? splat_bits(0x7e00u) : half;
+  half = is_less(magnitude, 0x47800000u) ? half : splat_bits(0x7c00u);  // 2^16 and above
+  half = is_less(magnitude, 0x7f800001u) ? half : splat_bits(0x7e00u);
   // Below 2^-14: a unit in the last place of 0.5 is 2^-24, so the addition rounds.
   const Part<float> subnormal = (Part<float>)magnitude + 0.5f;
-  half = magnitude < 0x38800000u ? (Bits)subnormal - 0x3f000000u : half;
+  half = is_less(magnitude, 0x38800000u) ? (Bits)subnormal - 0x3f000000u : half;
   return __builtin_convertvector(half | (bits >> 16 & 0x8000u), Shorts);
 }
 
@@ -121,15 +127,24 @@ SMS_PLUGIN_INLINE void load_exactly(const double* source, int n, Lanes<double>& 
 SMS_PLUGIN_INLINE void load_exactly(const Half* source, int n, Lanes<float>& result) {
   ShortLanes halves;
   read(reinterpret_cast<const uint16_t*>(source), n, halves);
+  SMS_PLUGIN_UNROLL
   for (int p = 0; p < Lanes<float>::kParts; ++p) result.part[p] = halves_to_floats(halves.part[p]);
 }
 
 SMS_PLUGIN_INLINE void load_exactly(const BFloat16* source, int n, Lanes<float>& result) {
   ShortLanes shorts;
   read(reinterpret_cast<const uint16_t*>(source), n, shorts);
+  SMS_PLUGIN_UNROLL
   for (int p = 0; p < Lanes<float>::kParts; ++p) {
     result.part[p] = (Part<float>)(extend(shorts.part[p]) << 16);
   }
+}
+
+// A finite float64 below float32's range is clamped: only an infinite one removes a position.
+SMS_PLUGIN_INLINE Part<double> clamp_part(Part<double> values) {
+  const Part<double> lowest = splat_part<double>(-FLT_MAX);
+  const auto is_below = (values < lowest) & (values > splat_part(-infinity<double>()));
+  return is_below ? lowest : values;
 }
 
 // `n` elements in the accumulator's type; lanes behind them are 0.
@@ -137,15 +152,9 @@ template <typename T, typename S>
 SMS_PLUGIN_INLINE Lanes<T> load(const S* source, int n) {
   Lanes<T> result;
   if constexpr (sizeof(T) == 4 && sizeof(S) == 8) {
-    // A finite float64 below float32's range is clamped: only an infinite one removes a position.
-    constexpr double kLowest = -FLT_MAX;
     Lanes<double> wide;
     read(source, n, wide);
-    for (int p = 0; p < Lanes<double>::kParts; ++p) {
-      const Part<double> clamped = larger_part(wide.part[p], splat_part(kLowest));
-      wide.part[p] = wide.part[p] > -infinity<double>() ? clamped : wide.part[p];
-    }
-    result = to_float(wide);
+    result = to_float(map_parts(clamp_part, wide));
   } else if constexpr (sizeof(T) == 8 && sizeof(S) < 8) {
     Lanes<float> narrow;
     load_exactly(source, n, narrow);
@@ -178,6 +187,7 @@ template <typename T>
 SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, Half* result) {
   const Lanes<float> floats = to_float(values);
   ShortLanes halves;
+  SMS_PLUGIN_UNROLL
   for (int p = 0; p < Lanes<float>::kParts; ++p) halves.part[p] = floats_to_halves(floats.part[p]);
   write(halves, n, reinterpret_cast<uint16_t*>(result));
 }
@@ -186,6 +196,7 @@ template <typename T>
 SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, BFloat16* result) {
   const Lanes<float> floats = to_float(values);
   ShortLanes shorts;
+  SMS_PLUGIN_UNROLL
   for (int p = 0; p < Lanes<float>::kParts; ++p) {
     shorts.part[p] = floats_to_bfloat16s(floats.part[p]);
   }

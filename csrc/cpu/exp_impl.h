@@ -50,32 +50,31 @@ struct ExpTraits<double> {
 // probability is as exact as its format allows. What is too small even for that is exactly 0; NaN
 // stays NaN.
 template <typename T>
-SMS_PLUGIN_INLINE Part<T> exp_of_eighths(Part<T> d) {
+SMS_PLUGIN_INLINE Part<T> exp_part_of_eighths(Part<T> d) {
   using C = ExpTraits<T>;
   constexpr int kBias = C::kExponentBias + C::kHeadroom;
   // At the floor the exponent field of 2^n below is 0: a product with a true zero, no compare.
   constexpr T kFloor = static_cast<T>(-kBias * 0.6931471805599453 * kEighth);
   constexpr T kPerLn2 = static_cast<T>(8 * 1.4426950408889634);
-  d = larger_part(splat_part(kFloor), d);
+  d = larger_part<T>(splat_part(kFloor), d);
   const Part<T> round = splat_part(static_cast<T>(C::kRound + kBias));
-  const Part<T> shifted = mul_add_part(d, splat_part(kPerLn2), round);
+  const Part<T> shifted = mul_add_part<T>(d, splat_part(kPerLn2), round);
   const Part<T> n = shifted - round;
-  Part<T> r = mul_add_part(n, splat_part(static_cast<T>(-C::kLn2High * kEighth)), d);
-  r = mul_add_part(n, splat_part(static_cast<T>(-C::kLn2Low * kEighth)), r);
+  Part<T> r = mul_add_part<T>(n, splat_part(static_cast<T>(-C::kLn2High * kEighth)), d);
+  r = mul_add_part<T>(n, splat_part(static_cast<T>(-C::kLn2Low * kEighth)), r);
   const Part<T> x = r * 8;
   Part<T> sum = splat_part(C::kCoefficients[C::kTerms - 1]);
   for (int k = C::kTerms - 2; k >= 0; --k) {
-    sum = mul_add_part(sum, x, splat_part(C::kCoefficients[k]));
+    sum = mul_add_part<T>(sum, x, splat_part(C::kCoefficients[k]));
   }
-  const Part<T> result = mul_add_part(sum, x * x, x) + 1;
+  const Part<T> result = mul_add_part<T>(sum, x * x, x) + 1;
   // The low bits of `shifted` hold n + kBias; the shift drops all others.
   return result * (Part<T>)((typename Register<T>::Bits)shifted << C::kMantissaBits);
 }
 
 template <typename T>
-SMS_PLUGIN_INLINE Lanes<T> exp_of_eighths(Lanes<T> d) {
-  for (int p = 0; p < Lanes<T>::kParts; ++p) d.part[p] = exp_of_eighths<T>(d.part[p]);
-  return d;
+SMS_PLUGIN_INLINE Lanes<T> exp_of_eighths(const Lanes<T>& d) {
+  return map_parts(exp_part_of_eighths<T>, d);
 }
 
 }  // namespace

@@ -160,7 +160,7 @@ class ForwardRows {
       write(values, kLanes, z + j);
       largest = larger(values, largest);
     });
-    return combine_lanes(largest, [](auto a, auto b) { return a > b ? a : b; });
+    return combine_lanes(largest, Largest());
   }
 
   static void store_scaled(const T* values, T factor, int64_t count, S* probs) {  // [count]

@@ -81,6 +81,7 @@ SMS_PLUGIN_INLINE void read(const S* source, int n, Registers& lanes) {
     source = staged;
   }
   constexpr int kParts = sizeof(lanes.part) / sizeof(lanes.part[0]);
+  SMS_PLUGIN_UNROLL
   for (int p = 0; p < kParts; ++p) {
     std::memcpy(&lanes.part[p], source + p * (kLanes / kParts), sizeof(lanes.part[p]));
   }
@@ -91,24 +92,48 @@ SMS_PLUGIN_INLINE void write(const Registers& lanes, int n, S* result) {
   S staged[kLanes];
   S* whole = n < kLanes ? staged : result;
   constexpr int kParts = sizeof(lanes.part) / sizeof(lanes.part[0]);
+  SMS_PLUGIN_UNROLL
   for (int p = 0; p < kParts; ++p) {
     std::memcpy(whole + p * (kLanes / kParts), &lanes.part[p], sizeof(lanes.part[p]));
   }
   if (n < kLanes) std::memcpy(result, staged, n * sizeof(S));
 }
 
+// One register of zeros where a byte of the mask is 0, and of something else elsewhere.
+template <typename T>
+SMS_PLUGIN_INLINE typename Register<T>::Bits extend_bytes(const uint8_t* mask) {  // [kWidth]
+  using Bits = typename Register<T>::Bits;
+#if SMS_PLUGIN_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4) {
+    return (Bits)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(mask)));
+  } else {
+    int four;
+    std::memcpy(&four, mask, sizeof(four));
+    return (Bits)_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
+  }
+#else
+  T each[Lanes<T>::kWidth];
+  for (int l = 0; l < Lanes<T>::kWidth; ++l) each[l] = mask[l];
+  Bits result;
+  std::memcpy(&result, each, sizeof(result));
+  return result;
+#endif
+}
+
 // `removed` where a byte of the mask isn't 0, else `values`.
 template <typename T>
 SMS_PLUGIN_INLINE Lanes<T> replace_masked(const uint8_t* mask,  // [n]
                                           int n, T removed, Lanes<T> values) {
-  using Bits = typename Register<T>::Bits;
-  T each[kLanes];  // 0 where kept
-  for (int l = 0; l < kLanes; ++l) each[l] = l < n ? mask[l] : 0;
-  Lanes<T> condition;
-  read(each, kLanes, condition);
+  uint8_t staged[kLanes];
+  if (n < kLanes) {
+    std::memset(staged, 0, sizeof(staged));
+    std::memcpy(staged, mask, n);
+    mask = staged;
+  }
+  SMS_PLUGIN_UNROLL
   for (int p = 0; p < Lanes<T>::kParts; ++p) {
-    const Bits is_masked = (Bits)condition.part[p];
-    values.part[p] = is_masked != 0 ? splat_part(removed) : values.part[p];
+    const auto is_masked = extend_bytes<T>(mask + p * Lanes<T>::kWidth) != 0;
+    values.part[p] = is_masked ? splat_part(removed) : values.part[p];
   }
   return values;
 }
@@ -121,11 +146,10 @@ SMS_PLUGIN_INLINE Lanes<T> replace_behind(int n, T removed, Lanes<T> values) {
   static constexpr T kIndex[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Lanes<T> index;
   read(kIndex, kLanes, index);
-  for (int p = 0; p < Lanes<T>::kParts; ++p) {
-    const auto is_behind = index.part[p] >= splat_part(static_cast<T>(n));
-    values.part[p] = is_behind ? splat_part(removed) : values.part[p];
-  }
-  return values;
+  const auto pick = [=](Part<T> v, Part<T> i) SMS_PLUGIN_INLINE_LAMBDA {
+    return i < splat_part(static_cast<T>(n)) ? v : splat_part(removed);
+  };
+  return map_parts(pick, values, index);
 }
 
 }  // namespace

@@ -26,6 +26,11 @@ SMS_PLUGIN_INLINE auto sum_tree(const Group& group, int first) {
   }
 }
 
+// An infinite sum has no correction: inf - inf is NaN.
+SMS_PLUGIN_INLINE Part<double> where_number_part(Part<double> corrections) {
+  return corrections == corrections ? corrections : Part<double>{};
+}
+
 // Sums of blocks, in float64: the error doesn't grow with the length of the row.
 template <typename T>
 class BlockSums {
@@ -46,13 +51,9 @@ class BlockSums {
   SMS_PLUGIN_INLINE double total() const {
     Lanes<double> sums = sums_;
     if constexpr (kCorrects) {
-      for (int p = 0; p < Lanes<double>::kParts; ++p) {
-        // An infinite sum has no correction: inf - inf.
-        const auto is_finite = corrections_.part[p] == corrections_.part[p];
-        sums.part[p] += is_finite ? corrections_.part[p] : Part<double>{};
-      }
+      sums = sums + map_parts(where_number_part, corrections_);
     }
-    return combine_lanes(sums, [](auto a, auto b) { return a + b; });
+    return combine_lanes(sums, Sum());
   }
 
  private:
@@ -73,12 +74,22 @@ SMS_PLUGIN_INLINE double sum_columns(int64_t count, const ColumnGroup& column_gr
     sums.add(sum_tree<kGroups>([&](int k) { return column_group(c + k * kLanes, kLanes); }, 0));
   }
   if (c < count) {
+    // Groups that aren't there would add 0: only as much of the tree as needed is computed.
     Lanes<T> groups[kGroups];
-    for (int k = 0; k < kGroups; ++k) groups[k] = splat(static_cast<T>(0));
     int k = 0;
     for (; c + kLanes <= count; c += kLanes) groups[k++] = column_group(c, kLanes);
-    if (c < count) groups[k] = column_group(c, static_cast<int>(count - c));
-    sums.add(sum_tree<kGroups>([&](int i) { return groups[i]; }, 0));
+    if (c < count) groups[k++] = column_group(c, static_cast<int>(count - c));
+    for (int i = k; i & (i - 1); ++i) groups[i] = splat(static_cast<T>(0));
+    const auto group = [&](int i) SMS_PLUGIN_INLINE_LAMBDA { return groups[i]; };
+    if (k > 4) {
+      sums.add(sum_tree<8>(group, 0));
+    } else if (k > 2) {
+      sums.add(sum_tree<4>(group, 0));
+    } else if (k > 1) {
+      sums.add(sum_tree<2>(group, 0));
+    } else {
+      sums.add(groups[0]);
+    }
   }
   return sums.total();
 }

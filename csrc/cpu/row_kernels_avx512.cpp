@@ -22,7 +22,8 @@
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
     apply_to = function)
 #else
-// GCC's own intrinsics start from a register that they leave undefined on purpose.
+// GCC's own intrinsics start from registers that they leave undefined on purpose.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #endif

@@ -14,3 +14,10 @@
 
 #define SMS_PLUGIN_INLINE inline __attribute__((always_inline))
 #define SMS_PLUGIN_INLINE_LAMBDA __attribute__((always_inline))
+
+// Before a loop over the registers of one group: they stay registers only if it is unrolled early.
+#if defined(__clang__)
+#define SMS_PLUGIN_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define SMS_PLUGIN_UNROLL _Pragma("GCC unroll 8")
+#endif
