@@ -158,7 +158,7 @@ def timing(
         ms_p20=round(ms[0], 4),
         ms_p50=round(ms[1], 4),
         ms_p80=round(ms[2], 4),
-        tb_per_s=round(moved / ms[1] / 1e9, 3),
+        tb_per_s=float(f"{moved / ms[1] / 1e9:.4g}"),
     )
 
 
@@ -200,7 +200,7 @@ def report(timings: list[Timing]) -> None:
     for ours, theirs in pairs:
         ratios.append(theirs.ms_p50 / ours.ms_p50)
         numbers = (f"{ours.ms_p50:.3f}", f"{theirs.ms_p50:.3f}", f"{ratios[-1]:.2f}")
-        line = form.format(*key(ours), *numbers, f"{ours.tb_per_s:.2f}")
+        line = form.format(*key(ours), *numbers, f"{ours.tb_per_s:.3g}")
         print(line if ratios[-1] >= 1 else line + "  slower than native")
     slower = sum(ratio < 1 for ratio in ratios)
     print(

@@ -77,7 +77,7 @@ def _check_term(name: str, term: Any, scores: Tensor) -> None:
             _fail(
                 TypeError,
                 f"mask must be bool (True = removed) or {_NAMES} (added to the scores), got "
-                f"{term.dtype}; sms_plugin.mask_from_keep makes a bool mask of a 0/1 mask of kept keys",
+                f"{term.dtype}; sms_plugin.mask_from_keep makes a bool mask of a 0/1 one",
             )
         hint = "; pass a bool tensor as mask" if term.dtype == torch.bool else ""
         _fail(TypeError, f"bias must be {_NAMES}, got {term.dtype}{hint}")
@@ -110,5 +110,5 @@ def _check_term(name: str, term: Any, scores: Tensor) -> None:
     _fail(
         ValueError,
         f"{name} of shape {tuple(term_shape)} must broadcast to scores of shape {tuple(shape)}: "
-        "each dimension, counted from the last, must be 1 or that of scores, and there can't be more",
+        "each dimension, counted from the last, must be 1 or that of scores, and none is added",
     )

@@ -31,9 +31,9 @@ def _chain(
 ) -> Tensor:
     z = scores * scale
     if bias is not None:
-        z = z + bias
+        z = z + bias.to(z.dtype)
     if mask is not None:
-        z = z.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else z + mask
+        z = z.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else z + mask.to(z.dtype)
     if causal is not None:
         z = z.masked_fill(causal, -torch.inf)
     return torch.softmax(z, dim=-1)
@@ -49,8 +49,9 @@ def native_softmax(
 ) -> Tensor:
     """The usual chain of PyTorch operations, as people write it: the arm to compare with.
 
-    It differs from the contract where they do: a row without a kept key is NaN, each step rounds to
-    the dtype of the scores, and CUDA autocast promotes the softmax to float32.
+    It differs from the contract where they do: a row without a kept key is NaN, mask and bias are
+    cast to the dtype of the scores, each step rounds to it, and CUDA autocast promotes the softmax
+    to float32.
 
     Args:
         scores: ``(..., Tq, Tk)``.

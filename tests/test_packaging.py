@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -16,10 +16,10 @@ from checkouts import STUB_NUMBER, environment, make_checkout, needs_compiler, r
 
 from sms_plugin.build import has_setuptools
 
-# Looked for, not imported: importing pip switches setuptools' distutils off for the whole process,
-# and torch.compile fails without it.
+# Asked of the metadata: importing pip, and even find_spec("pip"), switches setuptools' distutils
+# off for the whole process, and torch.compile fails without it.
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("pip") is None or not has_setuptools(),
+    not any(importlib.metadata.distributions(name="pip")) or not has_setuptools(),
     reason="pip and setuptools 70.1 are needed to make and install wheels",
 )
 

@@ -26,12 +26,35 @@ inline void add_to(T* sums, const T* values, int64_t count) {  // [count], [coun
 }
 
 template <typename T, typename S>
+inline void store_row(const T* values, int64_t count, S* result) {  // [count], [count]
+  for_each_group(count, [=](int64_t j, int n) SMS_PLUGIN_INLINE_LAMBDA {
+    store(load<T>(values + j, n), n, result + j);
+  });
+}
+
+// Row number `row` of a result [rows, count].
+template <typename T>
+inline void store_as(Dtype dtype, const T* values, int64_t count, void* result, int64_t row) {
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return store_row(values, count, static_cast<Half*>(result) + row * count);
+    case Dtype::kBFloat16:
+      return store_row(values, count, static_cast<BFloat16*>(result) + row * count);
+    case Dtype::kFloat32:
+      return store_row(values, count, static_cast<float*>(result) + row * count);
+    default:
+      return store_row(values, count, static_cast<double*>(result) + row * count);
+  }
+}
+
+template <typename T, typename S>
 class BackwardRows {
  public:
   explicit BackwardRows(const BackwardCall& call)
       : call_(call),
         scale_(static_cast<T>(call.scale)),
-        run_(call.dz_sums != nullptr ? call.kept.cols : 0) {}
+        total_(call.sums != nullptr ? call.kept.cols : 0),
+        run_(call.sums != nullptr ? call.kept.cols : 0) {}
 
   void run(int64_t begin, int64_t end) {
     RowCursor kept(call_.kept, begin / call_.chunks);
@@ -39,24 +62,30 @@ class BackwardRows {
       const int64_t chunk = unit % call_.chunks;
       const int64_t first = chunk * call_.reduced.rows / call_.chunks;
       const int64_t last = (chunk + 1) * call_.reduced.rows / call_.chunks;
-      if (call_.dz_sums == nullptr) {
+      if (call_.sums == nullptr) {
         rows(kept, first, last, nullptr);
       } else {
-        sum_rows(kept, first, last, static_cast<T*>(call_.dz_sums) + unit * call_.kept.cols);
+        sum_rows(kept, first, last, unit);
       }
       if (chunk + 1 == call_.chunks) kept.advance();
     }
   }
 
  private:
-  void sum_rows(const RowCursor& kept, int64_t first, int64_t last, T* sums) {  // [cols]
+  void sum_rows(const RowCursor& kept, int64_t first, int64_t last, int64_t unit) {
     const int64_t cols = call_.kept.cols;
+    T* total = total_.data();
     for (int64_t begin = first; begin < last; begin += kRowsPerRun) {
-      T* target = begin == first ? sums : run_.data();
+      T* target = begin == first ? total : run_.data();
       std::memset(target, 0, cols * sizeof(T));
       rows(kept, begin, last < begin + kRowsPerRun ? last : begin + kRowsPerRun, target);
-      if (target != sums) add_to(sums, target, cols);
+      if (target != total) add_to(total, target, cols);
     }
+    if (call_.sum_cols != cols) {
+      total[0] = static_cast<T>(sum_columns<T>(
+          cols, [=](int64_t j, int n) SMS_PLUGIN_INLINE_LAMBDA { return load<T>(total + j, n); }));
+    }
+    store_as(call_.sums_dtype, total, call_.sum_cols, call_.sums, unit);
   }
 
   // Reduced rows [first, last) of one kept row.
@@ -117,7 +146,7 @@ class BackwardRows {
 
   const BackwardCall& call_;
   const T scale_;
-  Workspace<T> run_;  // one row of sums
+  Workspace<T> total_, run_;  // one row each: the sums of a unit, those of its current rows
 };
 
 template <typename T, typename S>
@@ -125,40 +154,15 @@ void backward_rows(const BackwardCall& call, int64_t begin, int64_t end) {
   BackwardRows<T, S>(call).run(begin, end);
 }
 
-template <typename T, typename S>
-inline void store_row(const T* values, int64_t count, S* result) {  // [count], [count]
-  for_each_group(count, [=](int64_t j, int n) SMS_PLUGIN_INLINE_LAMBDA {
-    store(load<T>(values + j, n), n, result + j);
-  });
-}
-
 template <typename T>
-void store_bias_rows(const BiasStoreCall& call, int64_t begin, int64_t end) {
-  const int64_t cols = call.cols;
-  Workspace<T> row(cols);
+void add_chunks(const ChunkCall& call, int64_t begin, int64_t end) {
+  Workspace<T> row(call.cols);
   T* total = row.data();
   for (int64_t k = begin; k < end; ++k) {
-    const T* sums = static_cast<const T*>(call.dz_sums) + k * call.chunks * cols;
-    std::memcpy(total, sums, cols * sizeof(T));
-    for (int64_t c = 1; c < call.chunks; ++c) add_to(total, sums + c * cols, cols);
-    if (!call.cols_kept) {
-      total[0] = static_cast<T>(sum_columns<T>(
-          cols, [=](int64_t j, int n) SMS_PLUGIN_INLINE_LAMBDA { return load<T>(total + j, n); }));
-    }
-    const int64_t count = call.cols_kept ? cols : 1;
-    switch (call.dtype) {
-      case Dtype::kFloat16:
-        store_row(total, count, static_cast<Half*>(call.grad_bias) + k * count);
-        break;
-      case Dtype::kBFloat16:
-        store_row(total, count, static_cast<BFloat16*>(call.grad_bias) + k * count);
-        break;
-      case Dtype::kFloat32:
-        store_row(total, count, static_cast<float*>(call.grad_bias) + k * count);
-        break;
-      default:
-        store_row(total, count, static_cast<double*>(call.grad_bias) + k * count);
-    }
+    const T* sums = static_cast<const T*>(call.sums) + k * call.chunks * call.cols;
+    std::memcpy(total, sums, call.cols * sizeof(T));
+    for (int64_t c = 1; c < call.chunks; ++c) add_to(total, sums + c * call.cols, call.cols);
+    store_as(call.total_dtype, total, call.cols, call.total, k);
   }
 }
 

@@ -29,27 +29,27 @@ struct ForwardCall {
   double scale;
 };
 
-// dz [rows, cols] summed over `reduced` rows into `kept` ones. The reduced rows are cut into chunks
-// whose number depends on the shape alone, so that a sum doesn't depend on the number of threads.
+// dz [rows, cols] is summed over `reduced` rows into `kept` ones. The reduced rows are cut into
+// chunks, whose number depends on the shape alone: a sum doesn't depend on the number of threads.
 struct BackwardCall {
-  const void* grad_probs;   // [rows, cols], layout operand 0
-  const void* probs;        // [rows, cols], layout operand 1
-  void* grad_scores;        // [rows, cols], contiguous; null: not wanted
-  void* dz_sums;            // [kept.rows, chunks, cols], accumulators; null: not wanted
+  const void* grad_probs;  // [rows, cols], layout operand 0
+  const void* probs;       // [rows, cols], layout operand 1
+  void* grad_scores;       // [rows, cols], contiguous; null: not wanted
+  void* sums;              // [kept.rows, chunks, sum_cols], contiguous; null: not wanted
+  Dtype sums_dtype;
+  int64_t sum_cols;         // cols, or 1: all columns into one
   RowLayout kept, reduced;  // operand 2 is the index of a row in [rows, cols]
-  int64_t chunks;           // pieces of the reduced rows
+  int64_t chunks;           // of the reduced rows
   CausalLimit causal;
   double scale;
 };
 
-// The last step of a bias gradient: chunks are added in order, columns too if the bias has only
-// one.
-struct BiasStoreCall {
-  const void* dz_sums;  // [kept_rows, chunks, cols], accumulators
-  void* grad_bias;      // [kept_rows, cols] or [kept_rows, 1], contiguous
-  Dtype dtype;          // of grad_bias
+// Adds up the chunks, in order.
+struct ChunkCall {
+  const void* sums;  // [kept_rows, chunks, cols], accumulators
+  void* total;       // [kept_rows, cols], contiguous
+  Dtype total_dtype;
   int64_t chunks, cols;
-  bool cols_kept;
 };
 
 // Float32 accumulators for 16- and 32-bit scores, float64 for float64.
@@ -59,7 +59,7 @@ struct RowKernels {
   // Units [begin, end) of kept.rows * chunks.
   void (*backward)(const BackwardCall& call, int64_t begin, int64_t end);
   // Kept rows [begin, end).
-  void (*store_bias)(const BiasStoreCall& call, int64_t begin, int64_t end);
+  void (*add_chunks)(const ChunkCall& call, int64_t begin, int64_t end);
 };
 
 // One set of kernels per instruction set, by the dtype of the scores.

@@ -10,7 +10,7 @@ namespace {
 
 template <typename T, typename S>
 constexpr RowKernels kernels_of() {
-  return {forward_rows<T, S>, backward_rows<T, S>, store_bias_rows<T>};
+  return {forward_rows<T, S>, backward_rows<T, S>, add_chunks<T>};
 }
 
 // In the order of Dtype.

@@ -139,40 +139,46 @@ std::optional<Tensor> backward_pass(const Tensor& grad_probs,  // [..., Tk]
   const BiasReduction reduction =
       bias_reduction(grad_probs, probs, bias_dtype ? bias_shape : shape_of(probs));
   const RowKernels& kernels = kernels_for(probs);
-  BackwardCall call = {grad_probs.const_data_ptr(),
-                       probs.const_data_ptr(),
-                       grad_scores != nullptr ? grad_scores->mutable_data_ptr() : nullptr,
-                       nullptr,
-                       reduction.kept,
-                       reduction.reduced,
-                       1,
-                       causal_limit(probs, is_causal),
-                       scale};
+  BackwardCall call = {};
+  call.grad_probs = grad_probs.const_data_ptr();
+  call.probs = probs.const_data_ptr();
+  call.grad_scores = grad_scores != nullptr ? grad_scores->mutable_data_ptr() : nullptr;
+  call.kept = reduction.kept;
+  call.reduced = reduction.reduced;
+  call.chunks = 1;
+  call.causal = causal_limit(probs, is_causal);
+  call.scale = scale;
   const int64_t cols = call.kept.cols;
-  if (!bias_dtype) {
-    for_each_range(call.kept.rows, cols,
+  const auto run = [&] {
+    const int64_t unit_elements = call.reduced.rows / call.chunks * cols;
+    for_each_range(call.kept.rows * call.chunks, unit_elements,
                    [&](int64_t begin, int64_t end) { kernels.backward(call, begin, end); });
+  };
+  if (!bias_dtype) {
+    run();
     return std::nullopt;
   }
 
+  Tensor grad_bias = new_result(probs, bias_shape, bias_dtype);
+  call.sum_cols = reduction.cols_kept ? cols : 1;
   call.chunks = std::clamp<int64_t>(kFewBiasRows / call.kept.rows, 1,
                                     std::max<int64_t>(1, call.reduced.rows / kMinChunkRows));
+  if (call.chunks == 1) {
+    call.sums = grad_bias.mutable_data_ptr();
+    call.sums_dtype = to_dtype(*bias_dtype);
+    run();
+    return grad_bias;
+  }
   const bool is_double = probs.scalar_type() == ScalarType::Double;
   const ScalarType sum_dtype = is_double ? ScalarType::Double : ScalarType::Float;
-  const Tensor sums = new_result(probs, {call.kept.rows, call.chunks, cols}, sum_dtype);
-  call.dz_sums = sums.mutable_data_ptr();
-  const int64_t unit_elements = call.reduced.rows / call.chunks * cols;
-  for_each_range(call.kept.rows * call.chunks, unit_elements,
-                 [&](int64_t begin, int64_t end) { kernels.backward(call, begin, end); });
-
-  const bool is_finished = call.chunks == 1 && reduction.cols_kept && sum_dtype == *bias_dtype;
-  if (is_finished) return torch::stable::view(sums, bias_shape);
-  Tensor grad_bias = new_result(probs, bias_shape, bias_dtype);
-  const BiasStoreCall store = {
-      call.dz_sums, grad_bias.mutable_data_ptr(), to_dtype(*bias_dtype), call.chunks,
-      cols,         reduction.cols_kept};
-  for_each_range(call.kept.rows, call.chunks * cols,
-                 [&](int64_t begin, int64_t end) { kernels.store_bias(store, begin, end); });
+  const Tensor sums = new_result(probs, {call.kept.rows, call.chunks, call.sum_cols}, sum_dtype);
+  call.sums = sums.mutable_data_ptr();
+  call.sums_dtype = to_dtype(sum_dtype);
+  run();
+  const ChunkCall chunks = {call.sums, grad_bias.mutable_data_ptr(), to_dtype(*bias_dtype),
+                            call.chunks, call.sum_cols};
+  for_each_range(call.kept.rows, call.chunks * call.sum_cols,
+                 [&](int64_t begin, int64_t end) { kernels.add_chunks(chunks, begin, end); });
   return grad_bias;
 }
 

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, min_blocks<Load>(kThreads))
 // Chosen for rows beyond Load::kMaxResident; any length.
 // Safe: a row belongs to its block alone.
 template <typename Load, typename Store, int kThreads>
-__global__ void __launch_bounds__(kThreads, min_blocks<Load>(kThreads))
+__global__ void __launch_bounds__(kThreads, 1)
     softmax_backward_streaming(const Load load, const Store store,
                                const __grid_constant__ DeviceRowLayout layout,
                                const CausalLimit causal) {

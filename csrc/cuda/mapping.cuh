@@ -31,8 +31,9 @@ enum class Table {
   kCoarse,  // z is held in 32 or 64 bits: fewer kernels, and none that spills
 };
 
-// Blocks a multiprocessor has to hold: without a word of it the compiler spills to make room for more.
-// Load::kResidentThreads is what keeps enough loads in flight in as many registers as its row needs.
+// Blocks that a multiprocessor has to hold: left to itself the compiler spills to make room for
+// more. Load::kResidentThreads is what keeps enough loads in flight in as many registers as its row
+// needs.
 template <typename Load>
 constexpr int min_blocks(int threads) {
   return Load::kResidentThreads > threads ? Load::kResidentThreads / threads : 1;
