@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from sms_plugin._version import __version__
-from sms_plugin.functional import scaled_mask_softmax
-from sms_plugin.masks import additive_mask, mask_from_keep
-from sms_plugin.modules import ScaledMaskSoftmax
-from sms_plugin.ops import call_counts
+
+_import_error: Exception | None = None
+try:
+    from sms_plugin.functional import scaled_mask_softmax
+    from sms_plugin.masks import additive_mask, mask_from_keep
+    from sms_plugin.modules import ScaledMaskSoftmax
+    from sms_plugin.ops import call_counts
+except Exception as error:
+    # `python -m sms_plugin.doctor` comes through here first, and says what is wrong with torch.
+    if sys.argv[:1] != ["-m"] or "sms_plugin.doctor" not in sys.orig_argv:
+        raise
+    _import_error = error
 
 if TYPE_CHECKING:
     from sms_plugin.patch import (

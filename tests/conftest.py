@@ -12,12 +12,10 @@ import torch
 
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))  # compare.py and cases.py, under any import mode of pytest
+# Last: train lies in the checkout alone, sms_plugin may be installed.
+sys.path.append(str(TESTS.parent))
 
-try:
-    import sms_plugin
-except ModuleNotFoundError:  # not installed: the checkout that these tests lie in
-    sys.path.insert(0, str(TESTS.parent))
-    import sms_plugin
+import sms_plugin  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -222,7 +222,7 @@ def test_carried_library_is_preferred_until_the_sources_change(tmp_path: Path) -
     env = environment(checkout, SMS_PLUGIN_CACHE=str(tmp_path / "cache"))
     command = [sys.executable, "-m", "sms_plugin.build", "--cpu-only"]
     subprocess.run(command, env=env, cwd="/", check=True, capture_output=True, timeout=300)
-    without_tools = {**env, "PATH": "", "SMS_PLUGIN_CACHE": str(tmp_path / "empty")}
+    without_tools = {**env, "PATH": "", "CXX": "none", "SMS_PLUGIN_CACHE": str(tmp_path / "empty")}
     done = run_python(LOAD_AND_PRINT, without_tools)
     carried = checkout / "sms_plugin" / "lib" / LIBRARY_NAME
     assert done.stdout == f"{STUB_NUMBER}\n{carried}\n", done.stderr

@@ -80,7 +80,7 @@ def train(cfg: Config) -> dict[str, Any]:
         trainer.validate(module, data, verbose=False)
 
     calls = calls_since(calls_before)
-    check_calls(cfg.softmax.name, calls, module.device.type)
+    check_calls(cfg.softmax.name, calls, trainer.strategy.root_device.type)
     val_loss = recorder.rows[cfg.trainer.max_steps].val_loss
     assert val_loss is not None
     summary = {

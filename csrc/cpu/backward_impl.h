@@ -32,9 +32,11 @@ inline void store_row(const T* values, int64_t count, S* result) {  // [count], 
   });
 }
 
-// Row number `row` of a result [rows, count].
+// Stores row number `row` of a result in its dtype.
 template <typename T>
-inline void store_as(Dtype dtype, const T* values, int64_t count, void* result, int64_t row) {
+inline void store_as(Dtype dtype, const T* values,  // [count]
+                     int64_t count, void* result,   // [rows, count]
+                     int64_t row) {
   switch (dtype) {
     case Dtype::kFloat16:
       return store_row(values, count, static_cast<Half*>(result) + row * count);

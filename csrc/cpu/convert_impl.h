@@ -8,6 +8,7 @@
 namespace sms_plugin {
 namespace {
 
+// The 16-bit formats, as they lie in memory.
 struct Half {
   uint16_t bits;
 };
@@ -116,22 +117,26 @@ SMS_PLUGIN_INLINE Lanes<float> to_float(const Lanes<double>& values) {
 }
 
 // What a float32 or float64 register holds exactly.
-SMS_PLUGIN_INLINE void load_exactly(const float* source, int n, Lanes<float>& result) {
+SMS_PLUGIN_INLINE void load_exactly(const float* source,  // [n]
+                                    int n, Lanes<float>& result) {
   read(source, n, result);
 }
 
-SMS_PLUGIN_INLINE void load_exactly(const double* source, int n, Lanes<double>& result) {
+SMS_PLUGIN_INLINE void load_exactly(const double* source,  // [n]
+                                    int n, Lanes<double>& result) {
   read(source, n, result);
 }
 
-SMS_PLUGIN_INLINE void load_exactly(const Half* source, int n, Lanes<float>& result) {
+SMS_PLUGIN_INLINE void load_exactly(const Half* source,  // [n]
+                                    int n, Lanes<float>& result) {
   ShortLanes halves;
   read(reinterpret_cast<const uint16_t*>(source), n, halves);
   SMS_PLUGIN_UNROLL
   for (int p = 0; p < Lanes<float>::kParts; ++p) result.part[p] = halves_to_floats(halves.part[p]);
 }
 
-SMS_PLUGIN_INLINE void load_exactly(const BFloat16* source, int n, Lanes<float>& result) {
+SMS_PLUGIN_INLINE void load_exactly(const BFloat16* source,  // [n]
+                                    int n, Lanes<float>& result) {
   ShortLanes shorts;
   read(reinterpret_cast<const uint16_t*>(source), n, shorts);
   SMS_PLUGIN_UNROLL
@@ -149,7 +154,8 @@ SMS_PLUGIN_INLINE Part<double> clamp_part(Part<double> values) {
 
 // `n` elements in the accumulator's type; lanes behind them are 0.
 template <typename T, typename S>
-SMS_PLUGIN_INLINE Lanes<T> load(const S* source, int n) {
+SMS_PLUGIN_INLINE Lanes<T> load(const S* source,  // [n]
+                                int n) {
   Lanes<T> result;
   if constexpr (sizeof(T) == 4 && sizeof(S) == 8) {
     Lanes<double> wide;
@@ -165,26 +171,22 @@ SMS_PLUGIN_INLINE Lanes<T> load(const S* source, int n) {
   return result;
 }
 
-// One element, for columns that aren't one after the other.
-template <typename T, typename S>
-SMS_PLUGIN_INLINE T load_one(const S* source) {
-  const Lanes<T> lanes = load<T>(source, 1);
-  return lanes.part[0][0];
-}
-
 // Stores the first `n` lanes: the one rounding to the dtype of the result.
 template <typename T>
-SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, float* result) {
+SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n,
+                             float* result) {  // [n]
   write(to_float(values), n, result);
 }
 
 template <typename T>
-SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, double* result) {
+SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n,
+                             double* result) {  // [n]
   write(to_double(values), n, result);
 }
 
 template <typename T>
-SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, Half* result) {
+SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n,
+                             Half* result) {  // [n]
   const Lanes<float> floats = to_float(values);
   ShortLanes halves;
   SMS_PLUGIN_UNROLL
@@ -193,7 +195,8 @@ SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, Half* result) {
 }
 
 template <typename T>
-SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n, BFloat16* result) {
+SMS_PLUGIN_INLINE void store(const Lanes<T>& values, int n,
+                             BFloat16* result) {  // [n]
   const Lanes<float> floats = to_float(values);
   ShortLanes shorts;
   SMS_PLUGIN_UNROLL

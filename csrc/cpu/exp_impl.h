@@ -56,7 +56,7 @@ SMS_PLUGIN_INLINE Part<T> exp_part_of_eighths(Part<T> d) {
   // At the floor the exponent field of 2^n below is 0: a product with a true zero, no compare.
   constexpr T kFloor = static_cast<T>(-kBias * 0.6931471805599453 * kEighth);
   constexpr T kPerLn2 = static_cast<T>(8 * 1.4426950408889634);
-  d = larger_part<T>(splat_part(kFloor), d);
+  d = Larger()(splat_part(kFloor), d);
   const Part<T> round = splat_part(static_cast<T>(C::kRound + kBias));
   const Part<T> shifted = mul_add_part<T>(d, splat_part(kPerLn2), round);
   const Part<T> n = shifted - round;

@@ -27,11 +27,15 @@ inline const T* fetch_as(const S* source, int64_t stride, int64_t count,
   if constexpr (sizeof(S) == sizeof(T)) {
     if (stride == 1) return source;
   }
-  if (stride == 1) {
-    for_each_group(count, [=](int64_t j, int n) { store(load<T>(source + j, n), n, buffer + j); });
-  } else {
-    for (int64_t j = 0; j < count; ++j) buffer[j] = load_one<T>(source + j * stride);
-  }
+  for_each_group(count, [=](int64_t j, int n) SMS_PLUGIN_INLINE_LAMBDA {
+    S gathered[kLanes];
+    const S* group = source + j;
+    if (stride != 1) {
+      for (int l = 0; l < n; ++l) gathered[l] = source[(j + l) * stride];
+      group = gathered;
+    }
+    store(load<T>(group, n), n, buffer + j);
+  });
   return buffer;
 }
 
@@ -116,7 +120,7 @@ class ForwardRows {
   // largest, NaN passed over.
   T load_z(const RowCursor& at, int64_t first, int64_t count, T* z) {  // [round_up(count, kLanes)]
     T bias_buffer[kFetch], mask_buffer[kFetch];
-    uint8_t keep_buffer[kFetch];
+    uint8_t flags_buffer[kFetch];
     const S* scores = static_cast<const S*>(call_.scores) + at.offset(0) + first;
     const int64_t mask_stride = call_.layout.col_strides[1];
     const int64_t mask_offset = at.offset(1) + first * mask_stride;
@@ -132,16 +136,21 @@ class ForwardRows {
     }
     const uint8_t* removed = nullptr;
     if (has_bool_mask_) {
-      removed = fetch_mask(call_.mask, mask_offset, mask_stride, count, keep_buffer);
+      removed = fetch_mask(call_.mask, mask_offset, mask_stride, count, flags_buffer);
     }
-    if (additions == 0) return combine<0>(scores, added, removed, count, z);
-    if (additions == 1) return combine<1>(scores, added, removed, count, z);
-    return combine<2>(scores, added, removed, count, z);
+    if (additions == 0) return compute_z<0>(scores, added, removed, count, z);
+    if (additions == 1) return compute_z<1>(scores, added, removed, count, z);
+    return compute_z<2>(scores, added, removed, count, z);
   }
 
   // z = scores * scale + what is added, in eighths; -inf where removed and behind the last column.
+  // Returns the largest.
   template <int kAdditions>
-  T combine(const S* scores, const T* const* added, const uint8_t* removed, int64_t count, T* z) {
+  T compute_z(const S* scores,         // [count]
+              const T* const* added,   // [kAdditions][count]
+              const uint8_t* removed,  // [count] or null
+              int64_t count,
+              T* z) {  // [round_up(count, kLanes)]
     const Lanes<T> scale = splat(scale_);
     const Lanes<T> eighth = splat(static_cast<T>(kEighth));
     const T* first = added[0];
@@ -160,7 +169,7 @@ class ForwardRows {
       write(values, kLanes, z + j);
       largest = larger(values, largest);
     });
-    return combine_lanes(largest, Largest());
+    return combine_lanes(largest, Larger());
   }
 
   static void store_scaled(const T* values, T factor, int64_t count, S* probs) {  // [count]
@@ -181,11 +190,13 @@ class ForwardRows {
   // A row that diverged: NaN, but 0 where the mask or causality removed the position.
   void store_nan(const RowCursor& at, int64_t visible, S* probs) {  // [visible]
     T* values = z_.data();
-    const int64_t stride = call_.layout.col_strides[1];
-    const uint8_t* mask = static_cast<const uint8_t*>(call_.mask.data) + at.offset(1);
-    for (int64_t j = 0; j < visible; ++j) {
-      const bool is_removed = has_bool_mask_ && mask[j * stride] != 0;
-      values[j] = is_removed ? 0 : std::numeric_limits<T>::quiet_NaN();
+    for (int64_t j = 0; j < visible; ++j) values[j] = std::numeric_limits<T>::quiet_NaN();
+    if (has_bool_mask_) {
+      const int64_t stride = call_.layout.col_strides[1];
+      const uint8_t* mask = static_cast<const uint8_t*>(call_.mask.data) + at.offset(1);
+      for (int64_t j = 0; j < visible; ++j) {
+        if (mask[j * stride]) values[j] = 0;
+      }
     }
     store_scaled(values, static_cast<T>(1), visible, probs);
   }

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kLanes = 16;  // one AVX-512 vector of float32
 
+// One register of the accumulator's type, as numbers and as bits.
 template <typename T>
 struct Register;
 
@@ -32,6 +33,7 @@ struct Register<double> {
 template <typename T>
 using Part = typename Register<T>::Values;
 
+// Sixteen columns.
 template <typename T>
 struct Lanes {
   static constexpr int kWidth = SMS_PLUGIN_VECTOR_BYTES / sizeof(T);
@@ -44,8 +46,8 @@ constexpr T infinity() {
   return static_cast<T>(__builtin_inf());
 }
 
-// op(register, ...) of every register of the operands. `op` is a function and not a lambda: the
-// conversion of one to a function pointer would miss the target of the instruction set.
+// op(register, ...) of every register of the operands. `op` is no lambda without captures: the
+// conversion of such a one to a function pointer would miss the target of the instruction set.
 template <typename T, typename Op, typename... Others>
 SMS_PLUGIN_INLINE Lanes<T> map_parts(const Op& op, Lanes<T> first, const Others&... others) {
   SMS_PLUGIN_UNROLL
@@ -106,15 +108,24 @@ SMS_PLUGIN_INLINE Lanes<T> mul_add(const Lanes<T>& a, const Lanes<T>& b, const L
   return map_parts(mul_add_part<T>, a, b, c);
 }
 
+struct Sum {
+  template <typename V>
+  SMS_PLUGIN_INLINE V operator()(V a, V b) const {
+    return a + b;
+  }
+};
+
 // The larger one; b if one of them is NaN.
-template <typename T>
-SMS_PLUGIN_INLINE Part<T> larger_part(Part<T> a, Part<T> b) {
-  return a > b ? a : b;
-}
+struct Larger {
+  template <typename V>
+  SMS_PLUGIN_INLINE V operator()(V a, V b) const {
+    return a > b ? a : b;
+  }
+};
 
 template <typename T>
 SMS_PLUGIN_INLINE Lanes<T> larger(const Lanes<T>& a, const Lanes<T>& b) {
-  return map_parts(larger_part<T>, a, b);
+  return map_parts(Larger(), a, b);
 }
 
 template <typename T>
@@ -164,20 +175,6 @@ SMS_PLUGIN_INLINE Lanes<double> to_double(const Lanes<float>& values) {
 #endif
   return result;
 }
-
-struct Sum {
-  template <typename V>
-  SMS_PLUGIN_INLINE V operator()(V a, V b) const {
-    return a + b;
-  }
-};
-
-struct Largest {
-  template <typename V>
-  SMS_PLUGIN_INLINE V operator()(V a, V b) const {
-    return a > b ? a : b;
-  }
-};
 
 // Combines the lanes of one register: lane l with the one half a register behind it, and so on.
 template <typename T, typename Op, typename V>

@@ -20,31 +20,34 @@ struct ShortLanes {
 
 SMS_PLUGIN_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 
-SMS_PLUGIN_INLINE void read(const float* source, int n, Lanes<float>& lanes) {
+SMS_PLUGIN_INLINE void read(const float* source,  // [n]
+                            int n, Lanes<float>& lanes) {
   lanes.part[0] = _mm512_maskz_loadu_ps(first_lanes(n), source);
 }
 
-SMS_PLUGIN_INLINE void read(const double* source, int n, Lanes<double>& lanes) {
+SMS_PLUGIN_INLINE void read(const double* source,  // [n]
+                            int n, Lanes<double>& lanes) {
   const __mmask16 mask = first_lanes(n);
   lanes.part[0] = _mm512_maskz_loadu_pd(static_cast<__mmask8>(mask), source);
   lanes.part[1] = _mm512_maskz_loadu_pd(static_cast<__mmask8>(mask >> 8), source + 8);
 }
 
-SMS_PLUGIN_INLINE void read(const uint16_t* source, int n, ShortLanes& lanes) {
+SMS_PLUGIN_INLINE void read(const uint16_t* source,  // [n]
+                            int n, ShortLanes& lanes) {
   lanes.part[0] = (Shorts)_mm256_maskz_loadu_epi16(first_lanes(n), source);
 }
 
 // `removed` where a byte of the mask isn't 0, else `values`.
-SMS_PLUGIN_INLINE Lanes<float> replace_masked(const uint8_t* mask, int n, float removed,
-                                              Lanes<float> values) {
+SMS_PLUGIN_INLINE Lanes<float> replace_masked(const uint8_t* mask,  // [n]
+                                              int n, float removed, Lanes<float> values) {
   const __m128i bytes = _mm_maskz_loadu_epi8(first_lanes(n), mask);
   const __mmask16 is_masked = _mm_test_epi8_mask(bytes, bytes);
   values.part[0] = _mm512_mask_mov_ps(values.part[0], is_masked, _mm512_set1_ps(removed));
   return values;
 }
 
-SMS_PLUGIN_INLINE Lanes<double> replace_masked(const uint8_t* mask, int n, double removed,
-                                               Lanes<double> values) {
+SMS_PLUGIN_INLINE Lanes<double> replace_masked(const uint8_t* mask,  // [n]
+                                               int n, double removed, Lanes<double> values) {
   const __m128i bytes = _mm_maskz_loadu_epi8(first_lanes(n), mask);
   const __mmask16 is_masked = _mm_test_epi8_mask(bytes, bytes);
   const __m512d all_removed = _mm512_set1_pd(removed);
@@ -55,17 +58,20 @@ SMS_PLUGIN_INLINE Lanes<double> replace_masked(const uint8_t* mask, int n, doubl
   return values;
 }
 
-SMS_PLUGIN_INLINE void write(const Lanes<float>& lanes, int n, float* result) {
+SMS_PLUGIN_INLINE void write(const Lanes<float>& lanes, int n,
+                             float* result) {  // [n]
   _mm512_mask_storeu_ps(result, first_lanes(n), lanes.part[0]);
 }
 
-SMS_PLUGIN_INLINE void write(const Lanes<double>& lanes, int n, double* result) {
+SMS_PLUGIN_INLINE void write(const Lanes<double>& lanes, int n,
+                             double* result) {  // [n]
   const __mmask16 mask = first_lanes(n);
   _mm512_mask_storeu_pd(result, static_cast<__mmask8>(mask), lanes.part[0]);
   _mm512_mask_storeu_pd(result + 8, static_cast<__mmask8>(mask >> 8), lanes.part[1]);
 }
 
-SMS_PLUGIN_INLINE void write(const ShortLanes& lanes, int n, uint16_t* result) {
+SMS_PLUGIN_INLINE void write(const ShortLanes& lanes, int n,
+                             uint16_t* result) {  // [n]
   _mm256_mask_storeu_epi16(result, first_lanes(n), (__m256i)lanes.part[0]);
 }
 
@@ -73,7 +79,8 @@ SMS_PLUGIN_INLINE void write(const ShortLanes& lanes, int n, uint16_t* result) {
 
 // Registers can't be loaded in part everywhere: the end of a row takes a detour over the stack.
 template <typename S, typename Registers>
-SMS_PLUGIN_INLINE void read(const S* source, int n, Registers& lanes) {
+SMS_PLUGIN_INLINE void read(const S* source,  // [n]
+                            int n, Registers& lanes) {
   S staged[kLanes];
   if (n < kLanes) {
     std::memset(staged, 0, sizeof(staged));
@@ -88,7 +95,8 @@ SMS_PLUGIN_INLINE void read(const S* source, int n, Registers& lanes) {
 }
 
 template <typename S, typename Registers>
-SMS_PLUGIN_INLINE void write(const Registers& lanes, int n, S* result) {
+SMS_PLUGIN_INLINE void write(const Registers& lanes, int n,
+                             S* result) {  // [n]
   S staged[kLanes];
   S* whole = n < kLanes ? staged : result;
   constexpr int kParts = sizeof(lanes.part) / sizeof(lanes.part[0]);

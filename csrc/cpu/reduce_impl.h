@@ -71,7 +71,10 @@ SMS_PLUGIN_INLINE double sum_columns(int64_t count, const ColumnGroup& column_gr
   BlockSums<T> sums;
   int64_t c = 0;
   for (; c + kBlock <= count; c += kBlock) {
-    sums.add(sum_tree<kGroups>([&](int k) { return column_group(c + k * kLanes, kLanes); }, 0));
+    const auto group = [&](int k) SMS_PLUGIN_INLINE_LAMBDA {
+      return column_group(c + k * kLanes, kLanes);
+    };
+    sums.add(sum_tree<kGroups>(group, 0));
   }
   if (c < count) {
     // Groups that aren't there would add 0: only as much of the tree as needed is computed.

@@ -32,11 +32,11 @@ struct ForwardCall {
 // dz [rows, cols] is summed over `reduced` rows into `kept` ones. The reduced rows are cut into
 // chunks, whose number depends on the shape alone: a sum doesn't depend on the number of threads.
 struct BackwardCall {
-  const void* grad_probs;  // [rows, cols], layout operand 0
-  const void* probs;       // [rows, cols], layout operand 1
-  void* grad_scores;       // [rows, cols], contiguous; null: not wanted
-  void* sums;              // [kept.rows, chunks, sum_cols], contiguous; null: not wanted
-  Dtype sums_dtype;
+  const void* grad_probs;   // [rows, cols], layout operand 0
+  const void* probs;        // [rows, cols], layout operand 1
+  void* grad_scores;        // [rows, cols], contiguous; null: not wanted
+  void* sums;               // [kept.rows, chunks, sum_cols], contiguous; null: not wanted
+  Dtype sums_dtype;         // of the bias, or of the accumulators if there are chunks to add up
   int64_t sum_cols;         // cols, or 1: all columns into one
   RowLayout kept, reduced;  // operand 2 is the index of a row in [rows, cols]
   int64_t chunks;           // of the reduced rows

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "call_count.h"
@@ -24,9 +25,11 @@ namespace {
 // Elements that one task takes at a time: enough to be worth a task, few enough to share out.
 constexpr int64_t kTaskElements = 16384;
 
-// Bias rows below which the rows summed into each of them are cut into chunks, to occupy threads.
+// A bias with fewer rows than this has the rows summed into each of them cut into chunks, so that
+// there is work for all threads.
 constexpr int64_t kFewBiasRows = 64;
-// Rows of a chunk at least, so that the partial sums stay small beside the scores.
+
+// A chunk has at least as many rows, so that the partial sums stay small beside the scores.
 constexpr int64_t kMinChunkRows = 8;
 
 // The widest instruction set of this processor. A test may compile with one set forced.
@@ -128,17 +131,50 @@ Tensor scaled_mask_softmax(const Tensor& scores_in,            // [..., Tk]
   return probs;
 }
 
+void run_backward(const RowKernels& kernels, const BackwardCall& call) {
+  const int64_t unit_elements = call.reduced.rows / call.chunks * call.kept.cols;
+  for_each_range(call.kept.rows * call.chunks, unit_elements,
+                 [&](int64_t begin, int64_t end) { kernels.backward(call, begin, end); });
+}
+
+// Runs the call with dz summed on the way; `call` comes without the fields for the sums.
+Tensor run_backward_with_sums(const RowKernels& kernels, BackwardCall call, const Tensor& probs,
+                              const std::vector<int64_t>& bias_shape, ScalarType bias_dtype,
+                              bool cols_kept) {
+  Tensor grad_bias = new_result(probs, bias_shape, bias_dtype);
+  call.sum_cols = cols_kept ? call.kept.cols : 1;
+  call.chunks = std::clamp<int64_t>(kFewBiasRows / call.kept.rows, 1,
+                                    std::max<int64_t>(1, call.reduced.rows / kMinChunkRows));
+  if (call.chunks == 1) {
+    call.sums = grad_bias.mutable_data_ptr();
+    call.sums_dtype = to_dtype(bias_dtype);
+    run_backward(kernels, call);
+    return grad_bias;
+  }
+  const bool is_double = probs.scalar_type() == ScalarType::Double;
+  const ScalarType sum_dtype = is_double ? ScalarType::Double : ScalarType::Float;
+  const Tensor sums = new_result(probs, {call.kept.rows, call.chunks, call.sum_cols}, sum_dtype);
+  call.sums = sums.mutable_data_ptr();
+  call.sums_dtype = to_dtype(sum_dtype);
+  run_backward(kernels, call);
+  const ChunkCall chunks = {call.sums, grad_bias.mutable_data_ptr(), to_dtype(bias_dtype),
+                            call.chunks, call.sum_cols};
+  for_each_range(call.kept.rows, call.chunks * call.sum_cols,
+                 [&](int64_t begin, int64_t end) { kernels.add_chunks(chunks, begin, end); });
+  return grad_bias;
+}
+
 // One pass over grad_probs and probs: fills grad_scores if it is given, and returns dz summed to
 // bias_shape if bias_dtype is given.
 std::optional<Tensor> backward_pass(const Tensor& grad_probs,  // [..., Tk]
                                     const Tensor& probs,       // [..., Tk]
-                                    double scale, bool is_causal, Tensor* grad_scores,
+                                    double scale, bool is_causal,
+                                    Tensor* grad_scores,  // [..., Tk], contiguous, or null
                                     const std::vector<int64_t>& bias_shape,
                                     std::optional<ScalarType> bias_dtype) {
   // Without a bias every row is kept and stands for itself.
   const BiasReduction reduction =
       bias_reduction(grad_probs, probs, bias_dtype ? bias_shape : shape_of(probs));
-  const RowKernels& kernels = kernels_for(probs);
   BackwardCall call = {};
   call.grad_probs = grad_probs.const_data_ptr();
   call.probs = probs.const_data_ptr();
@@ -148,38 +184,13 @@ std::optional<Tensor> backward_pass(const Tensor& grad_probs,  // [..., Tk]
   call.chunks = 1;
   call.causal = causal_limit(probs, is_causal);
   call.scale = scale;
-  const int64_t cols = call.kept.cols;
-  const auto run = [&] {
-    const int64_t unit_elements = call.reduced.rows / call.chunks * cols;
-    for_each_range(call.kept.rows * call.chunks, unit_elements,
-                   [&](int64_t begin, int64_t end) { kernels.backward(call, begin, end); });
-  };
-  if (!bias_dtype) {
-    run();
-    return std::nullopt;
+  const RowKernels& kernels = kernels_for(probs);
+  if (bias_dtype) {
+    return run_backward_with_sums(kernels, call, probs, bias_shape, *bias_dtype,
+                                  reduction.cols_kept);
   }
-
-  Tensor grad_bias = new_result(probs, bias_shape, bias_dtype);
-  call.sum_cols = reduction.cols_kept ? cols : 1;
-  call.chunks = std::clamp<int64_t>(kFewBiasRows / call.kept.rows, 1,
-                                    std::max<int64_t>(1, call.reduced.rows / kMinChunkRows));
-  if (call.chunks == 1) {
-    call.sums = grad_bias.mutable_data_ptr();
-    call.sums_dtype = to_dtype(*bias_dtype);
-    run();
-    return grad_bias;
-  }
-  const bool is_double = probs.scalar_type() == ScalarType::Double;
-  const ScalarType sum_dtype = is_double ? ScalarType::Double : ScalarType::Float;
-  const Tensor sums = new_result(probs, {call.kept.rows, call.chunks, call.sum_cols}, sum_dtype);
-  call.sums = sums.mutable_data_ptr();
-  call.sums_dtype = to_dtype(sum_dtype);
-  run();
-  const ChunkCall chunks = {call.sums, grad_bias.mutable_data_ptr(), to_dtype(*bias_dtype),
-                            call.chunks, call.sum_cols};
-  for_each_range(call.kept.rows, call.chunks * call.sum_cols,
-                 [&](int64_t begin, int64_t end) { kernels.add_chunks(chunks, begin, end); });
-  return grad_bias;
+  run_backward(kernels, call);
+  return std::nullopt;
 }
 
 // Returns (grad_scores, grad_mask, grad_bias); a gradient without a dtype isn't wanted: shape (0,).
@@ -190,30 +201,28 @@ std::tuple<Tensor, Tensor, Tensor> scaled_mask_softmax_backward(
     std::optional<ScalarType> mask_dtype, std::vector<int64_t> bias_shape,
     std::optional<ScalarType> bias_dtype) {
   count_call(Op::kBackward, CountedDevice::kCpu);
-  const std::vector<int64_t> unwanted = {0};
-  const auto zeros = [&](const std::vector<int64_t>& shape, std::optional<ScalarType> dtype) {
-    return torch::stable::new_zeros(probs_in, dtype ? shape : unwanted, dtype);
-  };
   const Tensor grad_probs = with_dense_rows(grad_probs_in);
   const Tensor probs = with_dense_rows(probs_in);
   Tensor grad_scores = new_result(probs, shape_of(probs));
+  const std::vector<int64_t> unwanted = {0};
   if (probs.numel() == 0) {
+    const auto zeros = [&](const std::vector<int64_t>& shape, std::optional<ScalarType> dtype) {
+      return torch::stable::new_zeros(probs, dtype ? shape : unwanted, dtype);
+    };
     return {grad_scores, zeros(mask_shape, mask_dtype), zeros(bias_shape, bias_dtype)};
   }
 
-  // The bias is summed on the way, the mask too if there is no bias; else in a second pass.
-  std::optional<Tensor> grad_bias, grad_mask;
-  if (bias_dtype || !mask_dtype) {
-    grad_bias =
-        backward_pass(grad_probs, probs, scale, is_causal, &grad_scores, bias_shape, bias_dtype);
-  }
-  if (mask_dtype) {
-    Tensor* first_pass_left_it = bias_dtype ? nullptr : &grad_scores;
-    grad_mask = backward_pass(grad_probs, probs, scale, is_causal, first_pass_left_it, mask_shape,
-                              mask_dtype);
-  }
-  return {grad_scores, grad_mask ? *grad_mask : zeros(mask_shape, mask_dtype),
-          grad_bias ? *grad_bias : zeros(bias_shape, bias_dtype)};
+  // The first pass fills grad_scores, and each pass sums at most one gradient.
+  Tensor* to_fill = &grad_scores;
+  const auto pass = [&](const std::vector<int64_t>& shape, std::optional<ScalarType> dtype) {
+    Tensor* filled = std::exchange(to_fill, nullptr);
+    return backward_pass(grad_probs, probs, scale, is_causal, filled, shape, dtype);
+  };
+  const auto unwanted_result = [&] { return torch::stable::new_empty(probs, unwanted); };
+  Tensor grad_mask = mask_dtype ? *pass(mask_shape, mask_dtype) : unwanted_result();
+  Tensor grad_bias = bias_dtype ? *pass(bias_shape, bias_dtype) : unwanted_result();
+  if (to_fill != nullptr) pass({}, std::nullopt);
+  return {grad_scores, grad_mask, grad_bias};
 }
 
 }  // namespace

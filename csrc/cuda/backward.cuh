@@ -92,6 +92,14 @@ struct StoreGradScores {
   }
 };
 
+// dz itself, unscaled.
+template <typename T>
+struct StoreDz {
+  __device__ __forceinline__ Vector<T> finish(const Accumulator<T> (&dz)[kVectorSize<T>]) const {
+    return pack<T>(dz);
+  }
+};
+
 template <typename Load, typename Acc = typename Load::Acc>
 __device__ __forceinline__ Acc vector_dot(const Load& load, const typename Load::Held& held) {
   Acc products[Load::N];
@@ -169,13 +177,15 @@ __global__ void __launch_bounds__(kThreads, min_blocks<Load>(kThreads))
 }
 
 // A block owns a row that doesn't fit in registers and reads it twice, once from the L2 if it fits.
+// With kHasDz it writes dz beside grad_scores: the gradient of a bias as large as the scores.
 // Chosen for rows beyond Load::kMaxResident; any length.
 // Safe: a row belongs to its block alone.
-template <typename Load, typename Store, int kThreads>
+template <typename Load, typename Store, int kThreads, bool kHasDz>
 __global__ void __launch_bounds__(kThreads, 1)
     softmax_backward_streaming(const Load load, const Store store,
                                const __grid_constant__ DeviceRowLayout layout,
-                               const CausalLimit causal) {
+                               const CausalLimit causal,
+                               typename Load::Scalar* dz) {  // [rows, cols] if kHasDz
   using Scalar = typename Load::Scalar;
   using Acc = typename Load::Acc;
   using Reduction = RowReduction<kThreads, Acc>;
@@ -188,6 +198,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const typename Load::Row in = load.row(offsets);
   const int64_t cols = layout.cols;
   const RowWriter<Scalar, kThreads> out(store.row(row, cols), cols);
+  const RowWriter<Scalar, kThreads> dz_out(kHasDz ? dz + row * cols : store.row(row, cols), cols);
   const int64_t end = causal.visible(offsets.query);
   const int64_t start = int64_t{threadIdx.x} * N;
 
@@ -209,8 +220,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int64_t base = start - lane_first; base < cols; base += kStep) {
     const int64_t first = base + lane_first;
     Vector<Scalar> grad = zero_vector<Scalar>();
-    if (first < end) grad = vector_dz(load, load.load(in, first, end), store, dot);
+    Vector<Scalar> unscaled = zero_vector<Scalar>();
+    if (first < end) {
+      const typename Load::Held held = load.load(in, first, end);
+      grad = vector_dz(load, held, store, dot);
+      if constexpr (kHasDz) unscaled = vector_dz(load, held, StoreDz<Scalar>{}, dot);
+    }
     out.store(first, grad);
+    if constexpr (kHasDz) dz_out.store(first, unscaled);
   }
 }
 

@@ -21,6 +21,29 @@ struct BiasGradOut {
   int64_t rows_per_chunk;  // reduced rows that one chunk sums
 };
 
+// Stores N sums from column `first` on, four at a time where the row allows it.
+template <int N, typename Acc>
+__device__ __forceinline__ void store_sums(Acc* __restrict__ row,  // [cols]
+                                           int64_t first, int64_t cols, const Acc (&sums)[N]) {
+  constexpr int kPerStore = kVectorSize<Acc>;
+  if constexpr (N % kPerStore == 0) {
+    if (misalignment(row) == 0 && first + N <= cols) {
+#pragma unroll
+      for (int c = 0; c < N / kPerStore; ++c) {
+        Acc part[kPerStore];
+#pragma unroll
+        for (int k = 0; k < kPerStore; ++k) part[k] = sums[c * kPerStore + k];
+        *reinterpret_cast<Vector<Acc>*>(row + first + c * kPerStore) = pack<Acc>(part);
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    if (first + k < cols) row[first + k] = sums[k];
+  }
+}
+
 // One vector of dz, given the row's dot; columns removed by causality are 0 and aren't read.
 template <typename Load, typename Acc>
 __device__ __forceinline__ void add_dz(const Load& load, const Acc* dots,  // [rows]
@@ -63,11 +86,7 @@ __global__ void __launch_bounds__(kBiasThreads)
   for (int64_t r = begin; r < end; ++r) {
     add_dz(load, dots, reduced, causal, offsets, r, first, kept.cols, sums);
   }
-  Acc* partial = out.partial + (chunk * kept.rows + bias_row) * kept.cols;
-#pragma unroll
-  for (int k = 0; k < N; ++k) {
-    if (first + k < kept.cols) partial[first + k] = sums[k];
-  }
+  store_sums(out.partial + (chunk * kept.rows + bias_row) * kept.cols, first, kept.cols, sums);
 }
 
 // A block owns a bias row of one column and sums every column of its chunk of the reduced rows.

@@ -11,7 +11,7 @@
 
 namespace sms_plugin {
 
-// Data of an additive or bool tensor; the values are those of TermKind in loads.cuh.
+// Data of an additive or bool tensor; the values are those of TermKind in terms.cuh.
 struct HostTerm {
   const void* data = nullptr;
   int kind = 0;
@@ -32,20 +32,20 @@ struct BackwardArguments {
   const void* probs;       // strided [rows, cols]
   void* grad_scores;       // [rows, cols]
   void* dots;              // [rows] in the accumulator, or null
+  void* dz;                // [rows, cols], or null; only if takes_dz
   double scale;
   CausalLimit causal;
   RowLayout layout;  // operands: grad_probs, probs
 };
 
+// The gradient of a bias. grad_scores and the dots of `backward` are written along with it by
+// launch_backward_biased; launch_bias_grad reads the dots.
 struct BiasGradArguments {
-  const void* grad_probs;  // strided [rows, cols]
-  const void* probs;       // strided [rows, cols]
-  const void* dots;        // [rows] in the accumulator
-  void* partial;           // [chunks, bias values] in the accumulator
-  void* grad_bias;         // [bias values]
-  int kind;                // dtype of grad_bias, as in TermKind
+  BackwardArguments backward;
+  void* partial;    // [chunks, bias values] in the accumulator
+  void* grad_bias;  // [bias values]
+  int kind;         // dtype of grad_bias, as in TermKind
   int64_t chunks;
-  CausalLimit causal;
   RowLayout kept;     // operands: grad_probs, probs, dots
   RowLayout reduced;  // same
   bool cols_kept;
@@ -59,6 +59,15 @@ template <typename T>
 void launch_forward(const ForwardArguments& arguments, cudaStream_t stream);
 template <typename T>
 void launch_backward(const BackwardArguments& arguments, cudaStream_t stream);
+// Whether launch_backward_biased takes this bias: one value for each column, rows that fit in
+// registers.
+template <typename T>
+bool takes_backward_biased(const RowLayout& kept, bool cols_kept);
+// Whether the gradient of this bias is dz, row by row, and launch_backward can write it.
+template <typename T>
+bool takes_dz(const BiasGradArguments& arguments);
+template <typename T>
+void launch_backward_biased(const BiasGradArguments& arguments, cudaStream_t stream);
 template <typename T>
 void launch_bias_grad(const BiasGradArguments& arguments, cudaStream_t stream);
 

@@ -50,7 +50,10 @@ void with_mapping(int64_t vectors, Launch&& launch) {
     if (vectors <= 32) return launch(Mapping<16, 2>{});
     if (vectors <= 128) return launch(Mapping<32, 4>{});
     if (vectors <= 512) return launch(Mapping<128, 4>{});
-    if constexpr (Load::kMaxResident > 512) return launch(Mapping<512, 4>{});
+    if constexpr (Load::kMaxResident > 512) {
+      if (vectors <= 2048) return launch(Mapping<512, 4>{});
+    }
+    if constexpr (Load::kMaxResident > 2048) return launch(Mapping<1024, 4>{});
   } else {
     if (vectors <= 2) return launch(Mapping<2, 1>{});
     if (vectors <= 8) return launch(Mapping<4, 2>{});
@@ -63,6 +66,26 @@ void with_mapping(int64_t vectors, Launch&& launch) {
     if (vectors <= 1024) return launch(Mapping<1024 / Load::kMaxVectors, Load::kMaxVectors>{});
     if (vectors <= 2048) return launch(Mapping<2048 / Load::kMaxVectors, Load::kMaxVectors>{});
     if constexpr (Load::kMaxResident > 2048) return launch(Mapping<512, 8>{});
+  }
+}
+
+// The same for the kernel that also sums a bias gradient: it holds 32 bits more for each element,
+// hence fewer vectors a lane.
+template <typename Load>
+constexpr int64_t kMaxBiasedVectors = sizeof(typename Load::Scalar) == 8 ? 256 : 2048;
+
+template <typename Load, typename Launch>
+void with_biased_mapping(int64_t vectors, Launch&& launch) {
+  if (vectors <= 8) return launch(Mapping<4, 2>{});
+  if (vectors <= 16) return launch(Mapping<8, 2>{});
+  if (vectors <= 32) return launch(Mapping<16, 2>{});
+  if (vectors <= 64) return launch(Mapping<32, 2>{});
+  if (vectors <= 128) return launch(Mapping<64, 2>{});
+  if (vectors <= 256) return launch(Mapping<128, 2>{});
+  if constexpr (kMaxBiasedVectors<Load> > 256) {
+    if (vectors <= 512) return launch(Mapping<256, 2>{});
+    if (vectors <= 1024) return launch(Mapping<512, 2>{});
+    if (vectors <= 2048) return launch(Mapping<512, 4>{});
   }
 }
 

@@ -15,8 +15,8 @@
 #include "../call_count.h"
 #include "../operands.h"
 #include "launch.h"
-#include "loads.cuh"
 #include "stream.h"
+#include "terms.cuh"
 
 namespace sms_plugin {
 namespace {
@@ -87,29 +87,35 @@ Tensor scaled_mask_softmax(const Tensor& scores_in, const std::optional<Tensor>&
   return probs;
 }
 
-// dz summed to `shape`, in `dtype`.
-Tensor bias_grad(const Tensor& grad_probs, const Tensor& probs, const Tensor& dots,
-                 const CausalLimit& causal, const std::vector<int64_t>& shape, ScalarType dtype,
-                 cudaStream_t stream) {
-  Tensor grad = torch::stable::new_empty(probs, shape, dtype);
-  const BiasReduction reduction = bias_reduction(grad_probs, probs, shape);
+// A gradient that the caller may want: dz summed to `shape`, in `dtype` (none: not wanted).
+struct Wish {
+  const std::vector<int64_t>& shape;
+  std::optional<ScalarType> dtype;
+};
+
+// The tensors of one bias gradient, and what the kernels need to know of it.
+struct BiasGrad {
+  Tensor grad;
+  Tensor partial;
+  BiasGradArguments arguments;
+};
+
+BiasGrad make_bias_grad(const Tensor& grad_probs, const Tensor& probs,
+                        const BackwardArguments& backward, const Wish& wish) {
+  Tensor grad = torch::stable::new_empty(probs, wish.shape, wish.dtype);
+  const BiasReduction reduction = bias_reduction(grad_probs, probs, wish.shape);
   const int64_t chunks = bias_grad_chunks(reduction.kept, reduction.reduced, reduction.cols_kept);
   Tensor partial = torch::stable::new_empty(probs, {chunks, grad.numel()},
                                             accumulator_dtype(probs.scalar_type()));
-  const BiasGradArguments arguments{grad_probs.const_data_ptr(),
-                                    probs.const_data_ptr(),
-                                    dots.const_data_ptr(),
+  const BiasGradArguments arguments{backward,
                                     partial.mutable_data_ptr(),
                                     grad.mutable_data_ptr(),
-                                    static_cast<int>(term_kind(dtype)),
+                                    static_cast<int>(term_kind(*wish.dtype)),
                                     chunks,
-                                    causal,
                                     reduction.kept,
                                     reduction.reduced,
                                     reduction.cols_kept};
-  with_kernel_type(probs.scalar_type(),
-                   [&](auto type) { launch_bias_grad<decltype(type)>(arguments, stream); });
-  return grad;
+  return {grad, partial, arguments};
 }
 
 std::tuple<Tensor, Tensor, Tensor> scaled_mask_softmax_backward(
@@ -121,35 +127,58 @@ std::tuple<Tensor, Tensor, Tensor> scaled_mask_softmax_backward(
   const Tensor grad_probs = with_dense_rows(grad_probs_in);
   const Tensor probs = with_dense_rows(probs_in);
   Tensor grad_scores = torch::stable::new_empty(probs, shape_of(probs));
-  const bool is_empty = probs.numel() == 0;
-  const auto empty_grad = [&](const std::vector<int64_t>& shape, std::optional<ScalarType> dtype) {
-    return dtype ? torch::stable::new_zeros(probs, shape, dtype)
-                 : torch::stable::new_empty(probs, {0});
-  };
-  if (is_empty) {
-    return {grad_scores, empty_grad(mask_shape, mask_dtype), empty_grad(bias_shape, bias_dtype)};
+  const Wish wishes[2] = {{mask_shape, mask_dtype}, {bias_shape, bias_dtype}};
+  Tensor grads[2];
+  for (int w = 0; w < 2; ++w) {
+    if (!wishes[w].dtype) grads[w] = torch::stable::new_empty(probs, {0});
+  }
+  if (probs.numel() == 0) {
+    for (int w = 0; w < 2; ++w) {
+      if (wishes[w].dtype) {
+        grads[w] = torch::stable::new_zeros(probs, wishes[w].shape, wishes[w].dtype);
+      }
+    }
+    return {grad_scores, grads[0], grads[1]};
   }
 
-  const CausalLimit causal = causal_limit(probs, is_causal);
   const RowLayout layout = backward_layout(grad_probs, probs, is_causal);
   const bool needs_dots = mask_dtype || bias_dtype;
   Tensor dots = torch::stable::new_empty(probs, {needs_dots ? layout.rows : 0},
                                          accumulator_dtype(probs.scalar_type()));
-  const BackwardArguments arguments{grad_probs.const_data_ptr(),
-                                    probs.const_data_ptr(),
-                                    grad_scores.mutable_data_ptr(),
-                                    needs_dots ? dots.mutable_data_ptr() : nullptr,
-                                    scale,
-                                    causal,
-                                    layout};
+  const BackwardArguments backward{grad_probs.const_data_ptr(),
+                                   probs.const_data_ptr(),
+                                   grad_scores.mutable_data_ptr(),
+                                   needs_dots ? dots.mutable_data_ptr() : nullptr,
+                                   nullptr,
+                                   scale,
+                                   causal_limit(probs, is_causal),
+                                   layout};
   const cudaStream_t stream = current_stream(probs.get_device_index());
-  with_kernel_type(probs.scalar_type(),
-                   [&](auto type) { launch_backward<decltype(type)>(arguments, stream); });
-  const auto grad_of = [&](const std::vector<int64_t>& shape, std::optional<ScalarType> dtype) {
-    return dtype ? bias_grad(grad_probs, probs, dots, causal, shape, *dtype, stream)
-                 : empty_grad(shape, dtype);
-  };
-  return {grad_scores, grad_of(mask_shape, mask_dtype), grad_of(bias_shape, bias_dtype)};
+  with_kernel_type(probs.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    // One gradient at most comes out of the same pass as grad_scores; the other reads the dots.
+    bool has_grad_scores = false;
+    for (int w = 1; w >= 0; --w) {
+      if (!wishes[w].dtype) continue;
+      const BiasGrad bias = make_bias_grad(grad_probs, probs, backward, wishes[w]);
+      grads[w] = bias.grad;
+      const bool in_one_pass =
+          takes_backward_biased<T>(bias.arguments.kept, bias.arguments.cols_kept);
+      if (!has_grad_scores && in_one_pass) {
+        launch_backward_biased<T>(bias.arguments, stream);
+      } else if (!has_grad_scores && takes_dz<T>(bias.arguments)) {
+        BackwardArguments with_dz = backward;
+        with_dz.dz = bias.arguments.grad_bias;
+        launch_backward<T>(with_dz, stream);
+      } else {
+        if (!has_grad_scores) launch_backward<T>(backward, stream);
+        launch_bias_grad<T>(bias.arguments, stream);
+      }
+      has_grad_scores = true;
+    }
+    if (!has_grad_scores) launch_backward<T>(backward, stream);
+  });
+  return {grad_scores, grads[0], grads[1]};
 }
 
 }  // namespace
