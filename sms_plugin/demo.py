@@ -16,8 +16,10 @@ import platform
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +67,7 @@ def check(
     return Correctness(len(errors), worst)
 
 
-def _cases(dtype: torch.dtype, device: str, length: int) -> Iterator[dict[str, object]]:
+def _cases(dtype: torch.dtype, device: str, length: int) -> Iterator[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -85,7 +87,7 @@ def _cases(dtype: torch.dtype, device: str, length: int) -> Iterator[dict[str, o
     }
 
 
-def _errors(softmax: Callable[..., Tensor], scores: Tensor, **options: object) -> list[Tensor]:
+def _errors(softmax: Callable[..., Tensor], scores: Tensor, **options: Any) -> list[Tensor]:
     """The largest error over the allowed one, of probs and of grad_scores; docs/contract.md."""
     is_short = scores.dtype in (torch.float16, torch.bfloat16)
     scores = scores.detach().requires_grad_()
@@ -94,7 +96,7 @@ def _errors(softmax: Callable[..., Tensor], scores: Tensor, **options: object) -
     grad_probs = grad_probs.to(probs)
     (grad_scores,) = torch.autograd.grad(probs, scores, grad_probs)
 
-    exact = _reference(scores, **options)
+    exact = reference.scaled_mask_softmax(scores.detach(), **options, dtype=torch.float64)
     size = _largest_z(scores, exact, **options)  # D of the contract, (B, H, T, 1)
     relative = 8 * 2.0**-24 * (1 + size)
     if is_short:
@@ -107,7 +109,6 @@ def _errors(softmax: Callable[..., Tensor], scores: Tensor, **options: object) -
     p = probs.detach().double() if is_short else exact  # 16 bits: as saved
     g = torch.where(p > 0, grad_probs.double(), 0)
     scale = options["scale"]
-    assert isinstance(scale, float)
     grad_right = scale * p * (g - (p * g).sum(-1, keepdim=True))
     slope = p * (g.abs() + (p * g).abs().sum(-1, keepdim=True))
     unit = torch.finfo(scores.dtype).eps / 2
@@ -115,11 +116,6 @@ def _errors(softmax: Callable[..., Tensor], scores: Tensor, **options: object) -
     allowed = allowed + 2 * torch.finfo(scores.dtype).smallest_normal * 2 * unit
     backward = _over(grad_scores.double() - grad_right, torch.where(p > 0, allowed, 0))
     return [forward, backward]
-
-
-def _reference(scores: Tensor, **options: object) -> Tensor:
-    definition: Callable[..., Tensor] = reference.scaled_mask_softmax
-    return definition(scores.detach(), **options, dtype=torch.float64)
 
 
 def _largest_z(
@@ -175,15 +171,15 @@ def measure(
     seconds: float = SECONDS,
 ) -> Iterator[Line]:
     """Time softmax and attention of each shape; `seconds` is for the rounds of one line."""
-    for shape, what in itertools.product(shapes, ("softmax", "attention")):
-        arms = _softmax_arms(shape, device, dtype)
-        if what == "attention":
-            arms = _attention_arms(shape, device, dtype)
-        line = Line(what, shape)
+    for shape, (what, make) in itertools.product(
+        shapes, (("softmax", _softmax_arms), ("attention", _attention_arms))
+    ):
+        if what == "softmax":
+            torch.compiler.reset()  # compiled for this very shape, not for any: that is faster
+        arms, line = make(shape, device, dtype), Line(what, shape)
         for arm in list(arms):
             try:
-                arms[arm]()  # warms up: a build, a compilation, the caches
-                arms[arm]()
+                _warm_up(arms[arm])
             except LibraryUnavailable:
                 raise
             except Exception as error:  # torch.compile fails in many ways; memory may be short
@@ -198,6 +194,14 @@ def measure(
                 break
         line.ms = {arm: statistics.median(taken) for arm, taken in times.items()}
         yield line
+
+
+def _warm_up(run: Callable[[], object]) -> None:
+    """Twice, for builds, compilations and caches; compilers warn of things that matter to them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run()
+        run()
 
 
 def _softmax_arms(shape: Shape, device: str, dtype: torch.dtype) -> dict[str, Callable[[], object]]:

@@ -154,6 +154,8 @@ def _examine_gpus_without_torch() -> Finding:
 
 
 def _examine_absent_gpu() -> Finding:
+    import torch
+
     from sms_plugin.cards import why_no_cards
 
     hidden = _gpus_of_nvidia_smi()
@@ -161,8 +163,13 @@ def _examine_absent_gpu() -> Finding:
         return Finding("GPU", "ok", "none: the CPU is used")
     seen = f"torch sees none, and nvidia-smi shows {hidden}"
     choice = os.environ.get("CUDA_VISIBLE_DEVICES")
-    seen += "" if choice is None else f" (CUDA_VISIBLE_DEVICES={choice!r})"
-    return Finding("GPU", "warning", seen, why_no_cards())
+    fix = '`python -c "import torch; torch.cuda.init()"` says why'
+    if torch.version.cuda is None:
+        fix = why_no_cards()
+    elif choice is not None:
+        seen += f" (CUDA_VISIBLE_DEVICES={choice!r})"
+        fix = "set CUDA_VISIBLE_DEVICES to the numbers of the GPUs to use, or unset it"
+    return Finding("GPU", "warning", seen, fix)
 
 
 def _examine_library(

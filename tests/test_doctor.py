@@ -224,6 +224,7 @@ def test_gpu_that_torch_does_not_see(machine: Path, monkeypatch: pytest.MonkeyPa
     found = examine()
     assert found["GPU"].status == "warning"
     assert "NVIDIA H200, 9.0" in found["GPU"].seen and "='7'" in found["GPU"].seen
+    assert found["GPU"].fix.startswith("set CUDA_VISIBLE_DEVICES")
     assert found["driver"].status == "warning" and "update the driver" in found["driver"].fix
     monkeypatch.setattr(torch.version, "cuda", None)
     assert "install a CUDA build of torch" in examine()["GPU"].fix
