@@ -72,7 +72,8 @@ import sms_plugin, sms_plugin.extension, torch
 library = sms_plugin.extension.load()
 sms_plugin.scaled_mask_softmax(torch.zeros(2, 3, device='cuda'))
 assert sms_plugin.call_counts()['scaled_mask_softmax']['cuda'] == 1
-print('loaded', library._name)"
+archs = sms_plugin.extension.read_stamp(sms_plugin.extension.library_path().parent).archs
+print(f'CPU and CUDA {archs}, {sms_plugin.extension.library_path().stat().st_size / 2**20:.1f} MB')"
 
 if has pytest; then
   workers=()

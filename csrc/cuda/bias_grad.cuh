@@ -66,7 +66,7 @@ __device__ __forceinline__ void add_dz(const Load& load, const Acc* dots,  // [r
 // Reads grad and probs once, writes one partial a chunk. Chosen when the bias has a value for each
 // column. Safe: each partial is written by one thread.
 template <typename Load, typename Acc = typename Load::Acc>
-__global__ void __launch_bounds__(kBiasThreads)
+__global__ void __launch_bounds__(kBiasThreads, 6)
     bias_grad_by_column(const Load load, const Acc* __restrict__ dots,  // [rows]
                         const __grid_constant__ DeviceRowLayout kept,
                         const __grid_constant__ DeviceRowLayout reduced, const CausalLimit causal,
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kBiasThreads)
 // Reads grad and probs once, writes one partial a chunk. Chosen when the bias broadcasts over the
 // columns. Safe: each partial is written by one block.
 template <typename Load, typename Acc = typename Load::Acc>
-__global__ void __launch_bounds__(kBiasThreads)
+__global__ void __launch_bounds__(kBiasThreads, 6)
     bias_grad_by_row(const Load load, const Acc* __restrict__ dots,  // [rows]
                      const __grid_constant__ DeviceRowLayout kept,
                      const __grid_constant__ DeviceRowLayout reduced, const CausalLimit causal,
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kBiasThreads)
 // A thread owns one value of the bias: sums its chunks in order and rounds once to the bias's
 // dtype.
 template <typename Out, typename Acc>
-__global__ void __launch_bounds__(kBiasThreads)
+__global__ void __launch_bounds__(kBiasThreads, 6)
     bias_grad_combine(const Acc* __restrict__ partial,  // [chunks, values]
                       Out* __restrict__ grad,           // [values]
                       int64_t chunks, int64_t values) {

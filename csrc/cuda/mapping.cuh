@@ -49,6 +49,7 @@ void with_mapping(int64_t vectors, Launch&& launch) {
     if (vectors <= 8) return launch(Mapping<4, 2>{});
     if (vectors <= 32) return launch(Mapping<16, 2>{});
     if (vectors <= 128) return launch(Mapping<32, 4>{});
+    if (vectors <= 256) return launch(Mapping<64, 4>{});
     if (vectors <= 512) return launch(Mapping<128, 4>{});
     if constexpr (Load::kMaxResident > 512) {
       if (vectors <= 2048) return launch(Mapping<512, 4>{});

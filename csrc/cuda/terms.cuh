@@ -52,7 +52,7 @@ struct BiasedScores {
   static constexpr int N = kVectorSize<T>;
   static constexpr int kPerLoad = kVectorSize<U>;
   static constexpr Table kTable = Table::kCoarse;
-  static constexpr int kResidentThreads = sizeof(T) == 4 ? 1024 : 640;
+  static constexpr int kResidentThreads = sizeof(T) == 4 ? 768 : 640;
   static constexpr int64_t kMaxResident = sizeof(T) == 4 ? 4096 : 2048;  // vectors a row, no spills
   static_assert(N % kPerLoad == 0);
   using Held = HeldZ<Acc, N>;
