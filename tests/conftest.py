@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ sys.path.insert(0, str(TESTS))  # compare.py and cases.py, under any import mode
 sys.path.append(str(TESTS.parent))
 
 import sms_plugin  # noqa: E402
+
+if TYPE_CHECKING:
+    from fake_time import FakeClock
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,3 +49,19 @@ def check(request: pytest.FixtureRequest) -> Callable[..., torch.Tensor]:
     if request.param == "fused":
         return partial(check_of, sms_plugin.scaled_mask_softmax)
     return partial(check_of, sms_plugin.reference.scaled_mask_softmax, saves_probs=False)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The timer's clock, replaced by one that a test moves on."""
+    from fake_time import install_clock
+
+    return install_clock(monkeypatch)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Adapters that a test registers are gone after it."""
+    from patched_attention import own_registry
+
+    yield from own_registry(monkeypatch)
