@@ -95,11 +95,11 @@ def _examine_nvccs(
     severity: Status,
 ) -> Iterator[Finding]:
     usual_folders = inspect.signature(find_nvcc).parameters["usual_folders"].default
-    for found_by, program in toolchain._nvcc_candidates(environ, usual_folders):
+    for found_by, program in toolchain.nvcc_candidates(environ, usual_folders):
         if program is None:
             continue
         about = f"nvcc ({found_by})"
-        nvcc = toolchain._inspect_nvcc(program, found_by)
+        nvcc = toolchain.inspect_nvcc(program, found_by)
         if isinstance(nvcc, str):
             fix = "take it off the PATH, or install that toolkit again"
             if found_by.startswith("$"):

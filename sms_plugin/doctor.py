@@ -144,7 +144,7 @@ def _examine_gpus(gpus: Sequence[Gpu]) -> Iterator[Finding]:
 
 def _gpus_of_nvidia_smi() -> str | None:
     query = ("--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader")
-    shown = toolchain._output("nvidia-smi", *query)
+    shown = toolchain.output_of("nvidia-smi", *query)
     return "; ".join(shown.splitlines()) if shown else None
 
 
@@ -238,7 +238,7 @@ def _recipe_to_build(
     usable = carried.usable
     if usable and carried.cuda_problem is None:
         try:
-            extension._open(carried.path, None, verbose=False)
+            extension.open_library(carried.path, None, verbose=False)
             return None
         except BuildError:
             usable = False

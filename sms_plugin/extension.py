@@ -109,13 +109,13 @@ def _find_and_load(environ: Mapping[str, str]) -> _Loaded:
     carried = carried_library(carried_folder(), sources, cards, driver)
     if carried.usable and carried.cuda_problem is None:
         try:
-            return _open(carried.path, None if cards else why_no_cards(), verbose)
+            return open_library(carried.path, None if cards else why_no_cards(), verbose)
         except BuildError as error:  # such as a C library that is older than the build machine's
             carried = Carried(carried.path, str(error))
 
     cuda = plan_cuda(cards, driver, environ)
     if carried.usable and not carried.has_cuda and cuda.missing:
-        return _open(carried.path, cuda.missing, verbose)  # a build wouldn't give more
+        return open_library(carried.path, cuda.missing, verbose)  # a build wouldn't give more
     try:
         recipe = Recipe(sources, find_compiler(environ), cuda.nvcc, cuda.archs)
         library = cached_library(recipe, cache_folder(environ), verbose=verbose)
@@ -125,14 +125,14 @@ def _find_and_load(environ: Mapping[str, str]) -> _Loaded:
             raise BuildError(f"{error}{why}") from error
         # Good for the CPU, whatever is missing for the cards.
         reason = f"the library in the package is of no use on it: {carried.cuda_problem}; {error}"
-        loaded = _open(carried.path, reason, verbose)
+        loaded = open_library(carried.path, reason, verbose)
         if carried.has_cuda:
             _refuse_cuda(reason)
         return loaded
-    return _open(library, cuda.missing, verbose)
+    return open_library(library, cuda.missing, verbose)
 
 
-def _open(path: Path, cuda_unavailable: str | None, verbose: bool) -> _Loaded:
+def open_library(path: Path, cuda_unavailable: str | None, verbose: bool) -> _Loaded:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

@@ -44,7 +44,7 @@ class Nvcc:
         return f"nvcc {self.version[0]}.{self.version[1]} ({self.root})"
 
 
-def _output(*command: str | Path) -> str | None:
+def output_of(*command: str | Path) -> str | None:
     """What a command prints, or None if it can't be run or fails."""
     try:
         done = subprocess.run(
@@ -73,7 +73,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler:
     for program, *arguments in wishes:
         found = shutil.which(program, path=path)
         # Asked for its version, since a stub or a broken wrapper is found as well.
-        text = _output(found, *arguments, "--version") if found else None
+        text = output_of(found, *arguments, "--version") if found else None
         if found and text is not None:
             return Compiler((found, *arguments), text.splitlines()[0] if text else found)
     looked_at = f"CXX={wish!r}" if wish else f"c++, g++, clang++ on PATH={path!r}"
@@ -92,7 +92,7 @@ def find_ninja(environ: Mapping[str, str] = os.environ) -> Path:
     on_path = shutil.which("ninja", path=path)
     candidates.append(Path(on_path) if on_path else None)
     for candidate in candidates:
-        if candidate and candidate.is_file() and _output(candidate, "--version") is not None:
+        if candidate and candidate.is_file() and output_of(candidate, "--version") is not None:
             return candidate
     raise ToolMissing(
         f"no working ninja was found, neither in the environment of {sys.executable} nor on "
@@ -126,11 +126,11 @@ def find_nvcc(
     wished_major = int(torch_cuda.split(".")[0]) if torch_cuda else None
     rejected = []
     fallback = None
-    for found_by, program in _nvcc_candidates(environ, usual_folders):
+    for found_by, program in nvcc_candidates(environ, usual_folders):
         if program is None:
             rejected.append(f"{found_by}: none")
             continue
-        nvcc = _inspect_nvcc(program, found_by)
+        nvcc = inspect_nvcc(program, found_by)
         if isinstance(nvcc, str):
             rejected.append(f"{found_by}: {program} {nvcc}")
         elif found_by.startswith("$") or wished_major in (None, nvcc.version[0]):
@@ -142,7 +142,7 @@ def find_nvcc(
     raise ToolMissing(f"no working nvcc was found ({'; '.join(rejected)})")
 
 
-def _nvcc_candidates(
+def nvcc_candidates(
     environ: Mapping[str, str], usual_folders: tuple[str, ...]
 ) -> Iterator[tuple[str, Path | None]]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
@@ -166,18 +166,18 @@ def _packaged_nvccs() -> Iterator[Path]:
         yield from Path(folder).glob("cuda_nvcc/bin/nvcc")
 
 
-def _inspect_nvcc(program: Path, found_by: str) -> Nvcc | str:
+def inspect_nvcc(program: Path, found_by: str) -> Nvcc | str:
     """What stands behind `program`, or why it is of no use."""
     if not program.is_file():
         return "does not exist"
-    text = _output(program, "--version")
+    text = output_of(program, "--version")
     if text is None:
         return "can't be run"
     version = re.search(r"release (\d+)\.(\d+)", text)
     if version is None:
         return f"names no release: {text.strip()[:80]!r}"
     build = re.search(r"\bV(\d+\.\d+\.\d+)", text)
-    listed = _output(program, "--list-gpu-arch") or ""
+    listed = output_of(program, "--list-gpu-arch") or ""
     archs = frozenset(int(number) for number in re.findall(r"compute_(\d+)\b", listed))
     if not archs:
         return "lists no architectures (--list-gpu-arch); CUDA 11.2 or newer is needed"
@@ -200,7 +200,7 @@ def _toolkit_behind(program: Path) -> tuple[Path, tuple[Path, ...]]:
     nvcc on the PATH is often a wrapper script far away from the toolkit; a dry run says where the
     real one is. The runtime lies in lib64, lib or targets/*/lib, or where the system keeps its own.
     """
-    dry_run = _output(program, "--dryrun", "-E", "-x", "cu", os.devnull) or ""
+    dry_run = output_of(program, "--dryrun", "-E", "-x", "cu", os.devnull) or ""
     top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
     root = Path(top[1].strip()) if top else program.resolve().parent.parent
     root = root.resolve()
