@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from cases import make_scores, random_mask
+from checkouts import needs_compiler
 from compare import DTYPES, check, upstream
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -84,6 +85,7 @@ def test_accuracy_of_compiled_code(device: str, dtype: torch.dtype) -> None:
     check(compiled, scores, random_mask((2, 1, 1, 20), device), 0.5, True, bias=bias)
 
 
+@needs_compiler
 def test_inductor(device: str) -> None:
     """The default backend, dynamic shapes, forward and backward; operators are really called."""
     compiled = torch.compile(attention, fullgraph=True, dynamic=True)
@@ -97,6 +99,7 @@ def test_inductor(device: str) -> None:
         assert by_device[device] == before[op][device] + 6  # three compiled, three eager
 
 
+@needs_compiler
 def test_compiled_implementation(device: str) -> None:
     """`compiled` is the native chain under torch.compile, with the same values."""
     scores = make_scores((2, 3, 8, 8), torch.float32, device)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from checkouts import needs_compiler
 from patched_attention import (
     LAYERS,
     LENGTH,
@@ -34,7 +35,10 @@ from train.adapter import SDPACore, SoftmaxCore
 from train.model import AttentionCore
 
 
-@pytest.mark.parametrize("softmax", SOFTMAX_NAMES)
+@pytest.mark.parametrize(
+    "softmax",
+    [pytest.param(n, marks=needs_compiler) if n == "compiled" else n for n in SOFTMAX_NAMES],
+)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_patched_equals_unpatched(softmax: str, mode: str) -> None:
     model = make_gpt().train(mode == "train")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkouts import needs_compiler
 from omegaconf import OmegaConf
 from small_runs import ROOT, SMALL, read_metrics, small_config, train_losses
 
@@ -60,6 +61,7 @@ def test_every_softmax_starts_equal(runs: dict[str, Path], softmax: str) -> None
     assert native[0] - native[-1] > 0.1  # it learns, so equal losses say something
 
 
+@needs_compiler
 def test_compiled_is_used(tmp_path: Path, runs: dict[str, Path]) -> None:
     overrides = ["softmax=compiled", "trainer.max_steps=2"]
     summary = run.train(small_config(tmp_path, *overrides))

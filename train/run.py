@@ -11,8 +11,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-# As a script, the path begins with train/; packages are found from the checkout's root.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# As a script, the path begins with train/; the packages lie in the checkout's root. Last, so that an
+# installed sms_plugin is the one that runs.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import hydra
 import pytorch_lightning as pl
