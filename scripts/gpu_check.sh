@@ -47,7 +47,11 @@ if not torch.cuda.is_available():
 cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 print(f"{', '.join(cards)}; torch {torch.__version__}; Python {platform.python_version()}")
 PY
-) || { note "FAILED   $(printf '%s' "$machine" | tail -n 1)"; exit 1; }
+) || {
+  note "FAILED   $(printf '%s' "$machine" | tail -n 1)"
+  note "         (asked $PYTHON; activate another environment, or name its Python in PYTHON)"
+  exit 1
+}
 note "$machine"
 revision=$(git rev-parse --short HEAD 2>/dev/null) && note "checkout $revision"
 

@@ -37,6 +37,21 @@ def eager_softmax(
         return forward_op(scores, mask, bias, scale, is_causal)
 
 
+def compiled_softmax(
+    scores: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float, is_causal: bool
+) -> Tensor:
+    """The forward operator in code that `torch.compile` traces."""
+    if not _transforms_are_traced():
+        return forward_op(scores, mask, bias, scale, is_causal)
+
+    # Dynamo takes no Function with a vmap of its own, and the operator's registered formula knows
+    # no transform: the derivatives are traced instead, around the operator's value.
+    def softmax(scores: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+        return forward_op(scores, mask, bias, scale, is_causal)
+
+    return derivatives.around_value(softmax, scores, mask, bias, scale)
+
+
 class EagerSoftmaxFunction(torch.autograd.Function):
     """The forward operator where no transform and no compiler is at work."""
 
@@ -59,6 +74,12 @@ def transforms_are_active() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+@torch.compiler.assume_constant_result
+def _transforms_are_traced() -> bool:
+    """The same at trace time; dynamo guards on the transforms and the dual level itself."""
+    return transforms_are_active()
+
+
 def _is_forward_mode() -> bool:
     if forward_ad._current_level >= 0:
         return True
@@ -75,7 +96,7 @@ def transformed_softmax(
         return ScaledMaskSoftmaxFunction.apply(scores, mask, bias, scale, is_causal)
 
     if _is_forward_mode():
-        return derivatives.with_forward_mode(softmax, scores, mask, bias, scale)
+        return derivatives.around_value(softmax, scores, mask, bias, scale)
     return softmax(scores, mask, bias)
 
 

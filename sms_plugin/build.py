@@ -139,8 +139,6 @@ def build_into(folder: Path, recipe: Recipe, *, verbose: bool = False) -> Path:
 def make_wheel(destination: Path) -> None:
     """Make a wheel of the checkout, with the library that was built into it."""
     root = source_folder().parent
-    if not (root / "pyproject.toml").is_file():
-        raise BuildError("--wheel needs a checkout: this sms_plugin was installed without one")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(destination)]
     if has_setuptools():
         command.append("--no-build-isolation")  # nothing to download then
@@ -187,6 +185,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         nvcc: Nvcc | None = None
         archs: tuple[Arch, ...] = ()
+        if options.wheel is not None and not (source_folder().parent / "pyproject.toml").is_file():
+            raise BuildError(
+                "--wheel needs a checkout, and this sms_plugin was installed without one: run it "
+                "in a clone of the repository"
+            )
         if not options.cpu_only:
             try:
                 nvcc = find_nvcc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import sys
 from typing import Any, NoReturn
 
 import torch
@@ -32,14 +33,23 @@ def check_arguments(scores: Any, mask: Any, scale: Any, is_causal: Any, bias: An
         _fail(TypeError, f"scores must be a tensor, got {type(scores).__name__}")
     if scores.dtype not in FLOAT_DTYPES:
         _fail(TypeError, f"scores must be {_NAMES}, got {scores.dtype}; convert it with .to()")
+    if scores.is_nested:
+        _fail(TypeError, "scores must not be a nested tensor; pad it with .to_padded_tensor()")
     if scores.layout is not torch.strided:
         _fail(TypeError, f"scores must be a strided tensor, got {scores.layout}; use .to_dense()")
     if type(scale) is not float:
         _check_scale(scale)
     if type(is_causal) is not bool:
-        _fail(TypeError, f"is_causal must be a bool, got {type(is_causal).__name__}")
+        _fail(
+            TypeError,
+            f"is_causal must be a bool, got {type(is_causal).__name__}; use True or False",
+        )
     if scores.dim() == 0:
-        _fail(ValueError, "scores must have at least one dimension (..., Tk), got a 0-d tensor")
+        _fail(
+            ValueError,
+            "scores must have at least one dimension (..., Tk), got a 0-d tensor; "
+            "add one with .unsqueeze(0)",
+        )
     if is_causal and scores.dim() == 1:
         _fail(
             ValueError,
@@ -65,8 +75,12 @@ def _check_scale(scale: Any) -> None:
         )
     is_number = isinstance(scale, (numbers.Real, torch.SymInt, torch.SymFloat))
     if not is_number or isinstance(scale, bool):
-        hint = "; pass is_causal by its name" if isinstance(scale, bool) else ""
+        hint = (
+            "; pass is_causal by its name" if isinstance(scale, bool) else "; convert with float()"
+        )
         _fail(TypeError, f"scale must be a Python number, got {type(scale).__name__}{hint}")
+    if isinstance(scale, int) and abs(scale) > sys.float_info.max:
+        _fail(ValueError, "scale must be in the range of a float, got a larger integer; divide it")
 
 
 def _check_term(name: str, term: Any, scores: Tensor) -> None:

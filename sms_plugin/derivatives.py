@@ -6,7 +6,7 @@ With p = probs, g = grad_probs and dz = p * (g - sum(p * g)), where nothing happ
     second order    for a cotangent h of dz:  grad_g = p * (h - sum(p * h))
                                               grad_p = h * (g - sum(p * g)) - g * sum(p * h)
 
-Forward mode needs no formula of its own: `with_forward_mode` gives probs a form whose derivatives
+Forward mode needs no formula of its own: `around_value` gives probs a form whose derivatives
 PyTorch takes itself, in any order and nesting.
 """
 
@@ -90,7 +90,7 @@ def double_backward(
     return grad_g.to(grad_probs.dtype), grad_p.to(probs.dtype)
 
 
-def with_forward_mode(
+def around_value(
     softmax: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
     scores: Tensor,
     mask: Tensor | None,

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sms_plugin.autograd import eager_softmax, transformed_softmax, transforms_are_active
+from sms_plugin.autograd import (
+    compiled_softmax,
+    eager_softmax,
+    transformed_softmax,
+    transforms_are_active,
+)
 from sms_plugin.checks import check_arguments
-from sms_plugin.ops import forward_op
 
 
 def scaled_mask_softmax(
@@ -53,7 +57,7 @@ def scaled_mask_softmax(
     """
     check_arguments(scores, mask, scale, is_causal, bias)
     if torch.compiler.is_compiling():
-        return forward_op(scores, mask, bias, scale, is_causal)
+        return compiled_softmax(scores, mask, bias, scale, is_causal)
     if transforms_are_active():
         return transformed_softmax(scores, mask, bias, float(scale), is_causal)
     return eager_softmax(scores, mask, bias, float(scale), is_causal)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sms_plugin.checks import FLOAT_DTYPES
+
 
 def mask_from_keep(keep: Tensor) -> Tensor:
     """Turn a mask that says which keys take part into one that says which are removed.
@@ -51,13 +53,13 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
     Args:
         mask: bool, any shape; True removes the key.
-        dtype: a floating-point dtype of the result.
+        dtype: float16, bfloat16, float32 or float64, that of the result.
 
     Returns:
         A tensor of the shape and device of ``mask``.
 
     Raises:
-        TypeError: ``mask`` isn't a bool tensor, or ``dtype`` isn't a floating-point dtype.
+        TypeError: ``mask`` isn't a bool tensor, or ``dtype`` is another one.
 
     Equivalent to::
 
@@ -66,7 +68,10 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"additive_mask: mask must be a bool tensor (True = removed), got {got}")
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"additive_mask: dtype must be a floating-point dtype, got {dtype}")
+    if dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"additive_mask: dtype must be float16, bfloat16, float32 or float64, got {dtype}; "
+            "the mask may have another dtype than the scores"
+        )
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return zeros.masked_fill_(mask, -torch.inf)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from cases import make_scores, random_mask
 from checkouts import needs_compiler
 from compare import DTYPES, check, upstream
-from torch import Tensor
+from torch import Tensor, func
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import sms_plugin
@@ -136,3 +136,36 @@ def test_export(device: str) -> None:
     program = torch.export.export(Attention(), arguments, dynamic_shapes=shapes)
     scores, mask = make_scores((2, 33, 33), device=device), random_mask((33,), device)
     assert torch.equal(program.module()(scores, mask), softmax(scores, mask, 0.5, True))
+
+
+def _squared(softmax: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda scores: softmax(scores, None, 0.5, True).pow(2).sum()
+
+
+TRACED = {
+    "jvp": lambda f, x: func.jvp(lambda s: f(s, None, 0.5, True), (x,), (x.cos(),))[1],
+    "jacfwd": lambda f, x: func.jacfwd(lambda s: f(s, None, 0.5, True))(x),
+    "grad": lambda f, x: func.grad(_squared(f))(x),
+    "vmap of grad": lambda f, x: func.vmap(func.grad(_squared(f)))(x),
+    "jvp of grad": lambda f, x: func.jvp(func.grad(_squared(f)), (x,), (x.cos(),))[1],
+    "hessian": lambda f, x: func.hessian(_squared(f))(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRACED)
+def test_transforms_inside_compiled_code(device: str, transform: str) -> None:
+    """The operator's registered formula alone would give a zero tangent without a word."""
+    scores = make_scores((2, 3, 4), torch.float64, device)
+
+    def plain(scores: Tensor, mask: None, scale: float, is_causal: bool) -> Tensor:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(2)
+        return (scores * scale).masked_fill(later, -torch.inf).softmax(-1)
+
+    right = TRACED[transform](plain, scores)
+    compiled = torch.compile(
+        lambda x: TRACED[transform](sms_plugin.scaled_mask_softmax, x),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    torch.testing.assert_close(compiled(scores), right, rtol=1e-9, atol=1e-12)
+    assert right.abs().max() > 1e-3

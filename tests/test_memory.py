@@ -47,9 +47,7 @@ def run_alone(function: str, **environment: str) -> None:
     folders = [str(Path(__file__).parent), str(Path(sms_plugin.__file__).parents[1])]
     done = subprocess.run(
         [sys.executable, "-c", f"import test_memory; test_memory.{function}(); print('all right')"],
-        cwd=folders[
-            0
-        ],  # python -c looks there first, and not in a checkout beside an installed wheel
+        cwd=folders[0],  # where python -c looks first: no checkout, which may lack a library
         env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)} | environment,
         capture_output=True,
         text=True,

@@ -11,8 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-# As a script, the path begins with train/; the packages lie in the checkout's root. Last, so that an
-# installed sms_plugin is the one that runs.
+# As a script, the path begins with train/; the packages lie in the checkout's root. It comes last,
+# so that an installed sms_plugin is the one that runs.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import hydra
@@ -128,6 +128,11 @@ def build_trainer(
     cfg: Config, run_dir: Path, recorder: MetricsRecorder, timer: ForwardBackwardTimer
 ) -> pl.Trainer:
     """A Trainer for max_steps optimizer steps with a validation every val_every of them."""
+    if cfg.trainer.accelerator == "gpu" and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"trainer.accelerator=gpu, but torch {torch.__version__} sees no GPU; use trainer=cpu, "
+            "or trainer=default, which takes a GPU if there is one"
+        )
     # The loaders only slice a tensor in memory: workers would cost more than they save.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's, of newer torch

@@ -20,6 +20,7 @@ from sms_plugin.callbacks.step_times import (
     summarise,
     write_rows,
 )
+from sms_plugin.tables import text_table
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
@@ -220,21 +221,16 @@ class ForwardBackwardTimer(Callback):
     def _print_summary(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero or self._clock is None:
             return
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-
         rows = [row for row in self.rows if row.fit == self._fit]
         counted, times = summarise(rows)
         kind = STEADY if any(row.label == STEADY for row in counted) else "all of them, none steady"
-        table = Table(box=box.SIMPLE)
-        for heading in ("ms", "median", "p90"):
-            table.add_column(heading, justify="left" if heading == "ms" else "right")
-        for column, spread in times.items():
-            table.add_row(column.removesuffix("_ms"), f"{spread.median:.3f}", f"{spread.p90:.3f}")
-        console = Console(highlight=False)
-        console.print(f"{len(rows)} steps, {len(counted)} counted ({kind}), by {self._clock.name}:")
-        console.print(table)
+        headings = ("ms", "median", "p90")
+        cells = [
+            (column.removesuffix("_ms"), f"{spread.median:.3f}", f"{spread.p90:.3f}")
+            for column, spread in times.items()
+        ]
+        print(f"{len(rows)} steps, {len(counted)} counted ({kind}), by {self._clock.name}:")
+        print(text_table(headings, cells, right=headings[1:]))
 
     def summary(self) -> dict[str, Spread]:
         """Spread of each column of times over the steady rows of the last fit."""

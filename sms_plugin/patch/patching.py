@@ -156,7 +156,8 @@ def _select(candidates: dict[str, nn.Module], patterns: Sequence[str] | None) ->
         raise TypeError(f"modules must be a list of names or patterns, got {patterns!r}")
     selected: set[str] = set()
     for pattern in patterns:
-        matches = {name for name in candidates if fnmatchcase(name, pattern)}
+        # A name that holds a bracket is a pattern too, and as one it doesn't match itself.
+        matches = {name for name in candidates if name == pattern or fnmatchcase(name, pattern)}
         if not matches:
             raise ValueError(
                 f"modules: {pattern!r} matches no attention module; there are: "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import asdict, dataclass
+
+from sms_plugin.tables import text_table
 
 
 @dataclass(frozen=True)
@@ -41,34 +42,36 @@ class PatchReport:
         """One line for what was patched, and one for each module that was not."""
         already = sum(module.already for module in self.patched)
         line = f"softmax={self.softmax}: {len(self.patched)} attention module(s) patched"
-        lines = [line + (f", {already} of them before" if already else "")]
-        lines += [
+        return "\n".join(
+            [line + (f", {already} of them before" if already else ""), *self.reasons()]
+        )
+
+    def reasons(self) -> list[str]:
+        """A line for each module that is left as it was."""
+        return [
             f"  left as it was: {module.name or '(the model itself)'}: {module.reason}"
             for module in self.skipped
         ]
-        return "\n".join(lines)
 
     def __str__(self) -> str:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(title=f"Attention, softmax={self.softmax}", box=box.SIMPLE)
-        for heading in ("module", "class", "state"):
-            table.add_column(heading, overflow="fold")
-        for done in self.patched:
-            state = f"{self.softmax} (already)" if done.already else self.softmax
-            table.add_row(done.name or "(the model itself)", done.kind, state)
-        for left in self.skipped:
-            table.add_row(left.name or "(the model itself)", left.kind, f"skipped: {left.reason}")
-        text = io.StringIO()
-        Console(file=text, width=100, markup=False, highlight=False).print(table)
-        return text.getvalue().rstrip()
+        rows = [
+            (done.name, done.kind, f"{self.softmax} (already)" if done.already else self.softmax)
+            for done in self.patched
+        ]
+        rows += [(left.name, left.kind, f"skipped: {left.reason}") for left in self.skipped]
+        named = [(name or "(the model itself)", kind, state) for name, kind, state in rows]
+        title = f"Attention, softmax={self.softmax}"
+        return f"{title}\n{text_table(('module', 'class', 'state'), named)}"
 
 
 class PatchError(RuntimeError):
     """Nothing could be patched, or with strict=True not everything; the model is unchanged."""
 
     def __init__(self, message: str, report: PatchReport) -> None:
-        super().__init__(f"{message}\n{report.summary()}")
+        names = ", ".join(module.name or "(the model itself)" for module in report.patched)
+        reasons = "\n".join(report.reasons())
+        super().__init__(
+            f"{message}. Nothing was changed; it could have patched: {names or 'nothing'}"
+            + (f"\n{reasons}" if reasons else "")
+        )
         self.report = report
