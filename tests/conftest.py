@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from fake_time import FakeClock
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cuda: needs a CUDA GPU; skipped where there is none")
-    config.addinivalue_line("markers", "slow: takes tens of GB or more than ten seconds")
-
-
 @pytest.fixture
 def cuda() -> str:
     """The current GPU's device name; skips the test where there is none."""

@@ -27,6 +27,10 @@ class SkippedModule:
     blocking: bool  # an adapter knows it, and strict=True raises for it
 
 
+def _shown(name: str) -> str:
+    return name or "(the model itself)"
+
+
 @dataclass(frozen=True)
 class PatchReport:
     """The result of `patch_attention`; `print(report)` shows a table."""
@@ -49,8 +53,7 @@ class PatchReport:
     def reasons(self) -> list[str]:
         """A line for each module that is left as it was."""
         return [
-            f"  left as it was: {module.name or '(the model itself)'}: {module.reason}"
-            for module in self.skipped
+            f"  left as it was: {_shown(module.name)}: {module.reason}" for module in self.skipped
         ]
 
     def __str__(self) -> str:
@@ -59,7 +62,7 @@ class PatchReport:
             for done in self.patched
         ]
         rows += [(left.name, left.kind, f"skipped: {left.reason}") for left in self.skipped]
-        named = [(name or "(the model itself)", kind, state) for name, kind, state in rows]
+        named = [(_shown(name), kind, state) for name, kind, state in rows]
         title = f"Attention, softmax={self.softmax}"
         return f"{title}\n{text_table(('module', 'class', 'state'), named)}"
 
@@ -68,7 +71,7 @@ class PatchError(RuntimeError):
     """Nothing could be patched, or with strict=True not everything; the model is unchanged."""
 
     def __init__(self, message: str, report: PatchReport) -> None:
-        names = ", ".join(module.name or "(the model itself)" for module in report.patched)
+        names = ", ".join(_shown(module.name) for module in report.patched)
         reasons = "\n".join(report.reasons())
         super().__init__(
             f"{message}. Nothing was changed; it could have patched: {names or 'nothing'}"
