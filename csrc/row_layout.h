@@ -32,7 +32,9 @@ struct RowLayout {
   int dims = 0;                                  // dimensions in use, innermost first
   std::array<int64_t, kMaxRowDims> sizes{};      // [dims]
   int64_t strides[kMaxOperands][kMaxRowDims]{};  // [operand][dims], in elements; 0 = broadcast
+  int64_t row_strides[kMaxRowDims]{};            // the same of a contiguous result, in rows
   int64_t col_strides[kMaxOperands]{};           // step between columns; 0 = broadcast
+  int64_t query_strides[kMaxRowDims]{1};         // step of the query index
 
   // First element of `row` in an operand.
   int64_t offset(int operand, int64_t row) const {
@@ -71,6 +73,7 @@ inline RowLayout make_row_layout(const std::vector<int64_t>& shape,  // [..., co
   }
   for (size_t d = last; d-- > 0;) {
     const int64_t size = shape[d];
+    const int64_t row_stride = layout.rows;
     const bool is_query_dim = keep_query_dim && d == last - 1;
     layout.rows *= size;
     if (size == 1 && !is_query_dim) continue;
@@ -88,6 +91,7 @@ inline RowLayout make_row_layout(const std::vector<int64_t>& shape,  // [..., co
       throw std::runtime_error("sms_plugin: more than 32 dimensions that can't be merged");
     }
     layout.sizes[layout.dims] = size;
+    layout.row_strides[layout.dims] = row_stride;
     for (size_t k = 0; k < operands.size(); ++k) {
       layout.strides[k][layout.dims] = broadcast_stride(operands[k], shape, d);
     }

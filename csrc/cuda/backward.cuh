@@ -3,7 +3,8 @@
 #pragma once
 
 #include "mapping.cuh"
-#include "primitives.cuh"
+#include "reductions.cuh"
+#include "row_loader.cuh"
 #include "row_writer.cuh"
 #include "rows.cuh"
 
@@ -15,219 +16,293 @@ struct GradAndProbs {
   using Scalar = T;
   using Acc = Accumulator<T>;
   static constexpr int N = kVectorSize<T>;
-  static constexpr Table kTable = sizeof(T) == 8 ? Table::kCoarse : Table::kFine;
-  static constexpr int kMaxVectors = 4;
-  static constexpr int kResidentThreads = 1024;
-  static constexpr int64_t kMaxResident = sizeof(T) == 8 ? 512 : 2048;  // vectors a row, no spills
+  static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kPair;
   struct Held {
     Vector<T> grad;
     Vector<T> probs;
   };
 
-  const T* grad_probs;  // strided [rows, cols]
-  const T* probs;       // strided [rows, cols]
+  Operand<T> grad_probs;
+  Operand<T> probs;
 
+  template <bool kIsPlain>
   struct Row {
-    const T* grad_probs;   // [cols]
-    const T* probs;        // [cols]
-    uint32_t grad_shift;   // misalignment of grad_probs
-    uint32_t probs_shift;  // misalignment of probs
+    RowReader<T, kIsPlain> grad;
+    RowReader<T, kIsPlain> probs;
+    __device__ __forceinline__ bool is_inner() const { return grad.is_inner() && probs.is_inner(); }
+  };
+  template <bool kIsPlain>
+  struct Raw {
+    RawVector<T, kIsPlain> grad;
+    RawVector<T, kIsPlain> probs;
   };
 
-  __device__ __forceinline__ Row row(const RowOffsets& offsets) const {
-    const T* grad = grad_probs + offsets.operand[0];
-    const T* p = probs + offsets.operand[1];
-    return {grad, p, misalignment(grad), misalignment(p)};
+  template <bool kIsPlain>
+  __device__ __forceinline__ Row<kIsPlain> row(int64_t cols, const RowOffsets& offsets,
+                                               int64_t start) const {
+    Row<kIsPlain> row{{grad_probs, offsets.operand[0], cols, start},
+                      {probs, offsets.operand[1], cols, start}};
+    const bool is_inner = row.is_inner();
+    row.grad.keep_inner(is_inner);
+    row.probs.keep_inner(is_inner);
+    return row;
   }
 
+  template <bool kIsPlain>
+  __device__ __forceinline__ Raw<kIsPlain> nothing() const {
+    return {unread<kIsPlain>(zero_vector<T>()), unread<kIsPlain>(zero_vector<T>())};
+  }
+
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Raw<kIsPlain> fetch(const Row<kIsPlain>& row, Index first) const {
+    return {row.grad.fetch(first), row.probs.fetch(first)};
+  }
   template <typename Index>
-  __device__ __forceinline__ Held load(const Row& row, Index first, Index end) const {
-    const T zero = from_accumulator<T>(Acc{0});
-    return {load_vector(row.grad_probs, first, end, row.grad_shift, zero),
-            load_vector(row.probs, first, end, row.probs_shift, zero)};
+  __device__ __forceinline__ Raw<false> gather(const Row<false>& row, Index first,
+                                               Index end) const {
+    return {row.grad.gather(first, end), row.probs.gather(first, end)};
   }
 
-  __device__ __forceinline__ Held removed() const { return {zero_vector<T>(), zero_vector<T>()}; }
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
+                                         Index first, Index end) const {
+    return {row.grad.take(raw.grad), row.probs.take(raw.probs)};
+  }
+
+  static __device__ __forceinline__ void cut(Held& held, int left) {
+    cut_vector(held.grad, left, zero_vector<T>());
+    cut_vector(held.probs, left, zero_vector<T>());
+  }
 
   static __device__ __forceinline__ void between_passes(Held& held) {
     keep_packed(held.grad);
     keep_packed(held.probs);
   }
 
-  // Where probs is 0 the incoming gradient may be infinite: it must not be touched.
-  __device__ __forceinline__ Acc product(const Held& held, int k) const {
-    const Acc p = to_accumulator<Acc>(element(held.probs, k));
-    return p == Acc{0} ? Acc{0} : p * to_accumulator<Acc>(element(held.grad, k));
+  __device__ __forceinline__ Acc grad(const Held& held, int k) const {
+    return to_accumulator<Acc>(element(held.grad, k));
   }
-
-  __device__ __forceinline__ Acc dz(const Held& held, int k, Acc dot) const {
-    const Acc p = to_accumulator<Acc>(element(held.probs, k));
-    return p == Acc{0} ? Acc{0} : p * (to_accumulator<Acc>(element(held.grad, k)) - dot);
+  __device__ __forceinline__ Acc prob(const Held& held, int k) const {
+    return to_accumulator<Acc>(element(held.probs, k));
   }
 };
 
-// What happens at the store of the backward.
-template <typename T>
-struct StoreGradScores {
-  using Acc = Accumulator<T>;
-  static constexpr int N = kVectorSize<T>;
-  T* grad_scores;  // [rows, cols], contiguous
-  Acc* dots;       // [rows], or null if no bias needs them
-  Acc scale;
+// Where probs is 0 the incoming gradient may be infinite and must not be touched. Infinity times 0
+// shows in the sum: a row whose plain sum is small enough for g - sum not to overflow has none, and
+// needs no test at each value.
+template <typename Acc>
+__device__ __forceinline__ bool needs_care(Acc dot) {
+  constexpr float kLargest = 0x1p60f;
+  return !(dot <= Acc{kLargest} && dot >= -Acc{kLargest});
+}
 
-  __device__ __forceinline__ T* row(int64_t row, int64_t cols) const {
-    return grad_scores + row * cols;
-  }
-
-  __device__ __forceinline__ void store_dot(int64_t row, Acc dot) const {
-    if (dots != nullptr) dots[row] = dot;
-  }
-
-  // The values to store for columns [first, first + N).
-  __device__ __forceinline__ Vector<T> finish(const Acc (&dz)[N]) const {
-    Acc scaled[N];
-#pragma unroll
-    for (int k = 0; k < N; ++k) scaled[k] = dz[k] * scale;
-    return pack<T>(scaled);
-  }
-};
-
-// dz itself, unscaled.
-template <typename T>
-struct StoreDz {
-  __device__ __forceinline__ Vector<T> finish(const Accumulator<T> (&dz)[kVectorSize<T>]) const {
-    return pack<T>(dz);
-  }
-};
-
-template <typename Load, typename Acc = typename Load::Acc>
+// The sum of p * g of a vector; with care, nothing is added at p == 0.
+template <bool kIsCareful, typename Load, typename Acc = typename Load::Acc>
 __device__ __forceinline__ Acc vector_dot(const Load& load, const typename Load::Held& held) {
   Acc products[Load::N];
 #pragma unroll
-  for (int k = 0; k < Load::N; ++k) products[k] = load.product(held, k);
+  for (int k = 0; k < Load::N; ++k) {
+    const Acc p = load.prob(held, k);
+    products[k] = kIsCareful && p == Acc{0} ? Acc{0} : p * load.grad(held, k);
+  }
   return tree_sum(products);
 }
 
-template <typename Load, typename Store, typename Acc = typename Load::Acc>
-__device__ __forceinline__ auto vector_dz(const Load& load, const typename Load::Held& held,
-                                          const Store& store, Acc dot) {
-  Acc dz[Load::N];
+template <bool kIsCareful, typename Load, typename Acc = typename Load::Acc>
+__device__ __forceinline__ void vector_dz(const Load& load, const typename Load::Held& held,
+                                          Acc dot, Acc (&dz)[Load::N]) {
 #pragma unroll
-  for (int k = 0; k < Load::N; ++k) dz[k] = load.dz(held, k, dot);
-  return store.finish(dz);
+  for (int k = 0; k < Load::N; ++k) {
+    const Acc p = load.prob(held, k);
+    dz[k] = kIsCareful && p == Acc{0} ? Acc{0} : p * (load.grad(held, k) - dot);
+  }
 }
 
-// kLanes threads own a row and keep grad and probs in registers, kVectors vectors of each, striped.
-// Reads the visible part of both once, writes all of grad_scores once.
+template <typename T, int N, typename Acc>
+__device__ __forceinline__ Vector<T> pack_scaled(const Acc (&dz)[N], Acc scale) {
+  Acc scaled[N];
+#pragma unroll
+  for (int k = 0; k < N; ++k) scaled[k] = dz[k] * scale;
+  return pack<T>(scaled);
+}
+
+// What the backward writes.
+template <typename T>
+struct GradOut {
+  using Acc = Accumulator<T>;
+  T* grad_scores;  // [rows, cols]
+  T* dz;           // [rows, cols]: the gradient of a bias as large as the scores; or null
+  Acc* dots;       // [rows], or null if no bias needs them
+  Acc scale;
+};
+
+// Mapping::kLanes threads own a row and keep grad and probs in registers, kVectors vectors of each,
+// striped. Reads the visible part of both once, writes all of grad_scores once (and of dz).
 // Chosen for rows of up to kLanes * kVectors vectors (mapping.cuh).
 // Safe: a row belongs to its threads alone; inactive groups take part in shuffles with an empty
 // row.
-template <typename Load, typename Store, int kLanes, int kVectors, int kThreads>
-__global__ void __launch_bounds__(kThreads, min_blocks<Load>(kThreads))
-    softmax_backward(const Load load, const Store store,
+template <typename Load, typename Mapping, bool kIsPlain>
+__global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlain))
+    softmax_backward(const Load load, const GradOut<typename Load::Scalar> out,
                      const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal) {
   using Scalar = typename Load::Scalar;
   using Acc = typename Load::Acc;
-  using Reduction = RowReduction<kLanes, Acc>;
+  constexpr int kLanes = Mapping::kLanes;
+  constexpr int kVectors = Mapping::kVectors;
   constexpr int N = Load::N;
   constexpr int kStripe = kLanes * N;
-  __shared__ typename Reduction::Shared shared;
+  using Reduction = RowReduction<kLanes, Acc>;
+  using Writer = RowWriter<Scalar, kLanes, kIsPlain>;
+  __shared__ typename Reduction::Shared shared[2];
+  __shared__ typename Writer::template Staging<Mapping::kThreads> staging;
 
-  const int lane = threadIdx.x % kLanes;
-  int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
-  const bool is_active = row < layout.rows;
-  if (!is_active) row = 0;
+  const int lane = Mapping::lane();
+  int64_t index = Mapping::row();
+  const bool is_active = index < layout.rows;
+  if (!is_active) index = 0;
 
-  const RowOffsets offsets = layout.template offsets<2>(row);
-  const typename Load::Row in = load.row(offsets);
-  const int cols = is_active ? static_cast<int>(layout.cols) : 0;
-  const RowWriter<Scalar, kLanes> out(store.row(row, layout.cols), cols);
-  const int end = is_active ? static_cast<int>(causal.visible(offsets.query)) : 0;
+  const int start = lane * N;  // the first column of this thread: the others count from it
+  const RowOffsets offsets = layout.template offsets<2>(index);
+  const auto in = load.template row<kIsPlain>(layout.cols, offsets, start);
+  const int visible = is_active ? static_cast<int>(causal.visible(offsets.query)) : 0;
+  const int end = visible - start;
+  const int cols = (is_active ? static_cast<int>(layout.cols) : 0) - start;
+  const int64_t at = offsets.row * layout.cols + start;
+  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols) &&
+                        has_whole_rows<Scalar>(out.dz, layout.cols);
+  const Writer grad_scores(out.grad_scores + at, cols, staging, is_whole);
+  const Writer dz_out((out.dz == nullptr ? out.grad_scores : out.dz) + at, cols, staging, is_whole);
 
   typename Load::Held held[kVectors];
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int first = v * kStripe + lane * N;
-    held[v] = first < end ? load.load(in, first, end) : load.removed();
-  }
-  if (!out.needs_all_lanes()) {
+  load_row<kIsPlain, kVectors, kStripe>(load, in, visible, end, held);
+  if constexpr (kIsPlain) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int first = v * kStripe + lane * N;
-      if (first >= end && first < cols) out.store(first, zero_vector<Scalar>());
+      const int first = v * kStripe;
+      if (first >= end && first < cols) {
+        grad_scores.store(first, zero_vector<Scalar>());
+        if (out.dz != nullptr) dz_out.store(first, zero_vector<Scalar>());
+      }
     }
   }
 
   Acc dots[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    dots[v] = v * kStripe < end ? vector_dot(load, held[v]) : Acc{0};
+    dots[v] = v * kStripe < visible ? vector_dot<false>(load, held[v]) : Acc{0};
   }
-  const Acc dot = Reduction::sum(tree_sum(dots), shared);
-  if (is_active && lane == 0) store.store_dot(row, dot);
+  Acc dot = Reduction::sum(tree_sum(dots), shared[0]);
+
+  // All lanes of a warp store together unless the launch is plain; those of a short row store 0.
+  const int stored = kIsPlain ? end : static_cast<int>(layout.cols);
+  if (any_row<kLanes>(needs_care(dot))) {
+    // Rare: read the row again, so that nothing is kept for this above.
+#pragma unroll 1
+    for (int v = 0; v < kVectors; ++v) {
+      const int first = v * kStripe;
+      Acc sum = 0;
+      if (first < end) sum = vector_dot<true>(load, load_vector<kIsPlain>(load, in, first, end));
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) dots[i] = i == v ? sum : dots[i];
+    }
+    dot = Reduction::sum(tree_sum(dots), shared[1]);
+    if (is_active && lane == 0 && out.dots != nullptr) out.dots[offsets.row] = dot;
+#pragma unroll 1
+    for (int v = 0; v < kVectors; ++v) {
+      const int first = v * kStripe;
+      Acc dz[N] = {};
+      if (first < end) {
+        vector_dz<true>(load, load_vector<kIsPlain>(load, in, first, end), dot, dz);
+      }
+      if (first < stored) {
+        grad_scores.store(first, pack_scaled<Scalar>(dz, out.scale));
+        if (out.dz != nullptr) dz_out.store(first, pack<Scalar>(dz));
+      }
+    }
+    return;
+  }
+  if (is_active && lane == 0 && out.dots != nullptr) out.dots[offsets.row] = dot;
 
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     Load::between_passes(held[v]);
-    const int first = v * kStripe + lane * N;
-    Vector<Scalar> grad = zero_vector<Scalar>();
-    if (first < end) grad = vector_dz(load, held[v], store, dot);
-    if (first < end || (out.needs_all_lanes() && v * kStripe < layout.cols)) out.store(first, grad);
+    const int first = v * kStripe;
+    if (first < stored) {
+      Acc dz[N];
+      vector_dz<false>(load, held[v], dot, dz);
+      grad_scores.store(first, pack_scaled<Scalar>(dz, out.scale));
+      if (out.dz != nullptr) dz_out.store(first, pack<Scalar>(dz));
+    }
   }
 }
 
-// A block owns a row that doesn't fit in registers and reads it twice, once from the L2 if it fits.
-// With kHasDz it writes dz beside grad_scores: the gradient of a bias as large as the scores.
-// Chosen for rows beyond Load::kMaxResident; any length.
-// Safe: a row belongs to its block alone.
-template <typename Load, typename Store, int kThreads, bool kHasDz>
-__global__ void __launch_bounds__(kThreads, 1)
-    softmax_backward_streaming(const Load load, const Store store,
+// A block owns a row that doesn't fit in registers and reads it twice, once
+// from the L2 if it fits. Writes dz beside grad_scores if asked to. Chosen for rows that no other
+// kernel takes; any length. Safe: a row belongs to its block alone.
+template <typename Load, typename Mapping, bool kIsPlain>
+__global__ void __launch_bounds__(Mapping::kThreads, 1)
+    softmax_backward_streaming(const Load load, const GradOut<typename Load::Scalar> out,
                                const __grid_constant__ DeviceRowLayout layout,
-                               const CausalLimit causal,
-                               typename Load::Scalar* dz) {  // [rows, cols] if kHasDz
+                               const CausalLimit causal) {
   using Scalar = typename Load::Scalar;
   using Acc = typename Load::Acc;
-  using Reduction = RowReduction<kThreads, Acc>;
+  constexpr int kLanes = Mapping::kLanes;
+  using Reduction = RowReduction<kLanes, Acc>;
+  using Writer = RowWriter<Scalar, kLanes, kIsPlain>;
   constexpr int N = Load::N;
-  constexpr int64_t kStep = int64_t{kThreads} * N;
-  __shared__ typename Reduction::Shared shared;
+  constexpr int64_t kStep = int64_t{kLanes} * N;
+  __shared__ typename Reduction::Shared shared[2];
+  __shared__ typename Writer::template Staging<Mapping::kThreads> staging;
 
-  const int64_t row = blockIdx.x;
-  const RowOffsets offsets = layout.template offsets<2>(row);
-  const typename Load::Row in = load.row(offsets);
-  const int64_t cols = layout.cols;
-  const RowWriter<Scalar, kThreads> out(store.row(row, cols), cols);
-  const RowWriter<Scalar, kThreads> dz_out(kHasDz ? dz + row * cols : store.row(row, cols), cols);
-  const int64_t end = causal.visible(offsets.query);
-  const int64_t start = int64_t{threadIdx.x} * N;
+  const int64_t start = int64_t{Mapping::lane()} * N;  // the others count from it
+  const RowOffsets offsets = layout.template offsets<2>(Mapping::row());
+  const auto in = load.template row<kIsPlain>(layout.cols, offsets, start);
+  const int64_t cols = layout.cols - start;
+  const int64_t end = causal.visible(offsets.query) - start;
+  const int64_t at = offsets.row * layout.cols + start;
+  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols) &&
+                        has_whole_rows<Scalar>(out.dz, layout.cols);
+  const Writer grad_scores(out.grad_scores + at, cols, staging, is_whole);
+  const Writer dz_out((out.dz == nullptr ? out.grad_scores : out.dz) + at, cols, staging, is_whole);
 
-  constexpr int kSums = kStreamingSums<Acc>;
-  Acc sums[kSums] = {};
-  for (int64_t base = start; base < end; base += kSums * kStep) {
+  // Summed twice if it needs care.
+  Acc dot = 0;
+  bool is_careful = false;
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {
+    constexpr int kSums = kStreamingSums<Acc>;
+    Acc sums[kSums] = {};
+    for (int64_t base = 0; base < end; base += kSums * kStep) {
 #pragma unroll
-    for (int u = 0; u < kSums; ++u) {
-      const int64_t first = base + u * kStep;
-      if (first < end) sums[u] += vector_dot(load, load.load(in, first, end));
+      for (int u = 0; u < kSums; ++u) {
+        const int64_t first = base + u * kStep;
+        if (first < end) {
+          const auto held = load_vector<kIsPlain>(load, in, first, end);
+          sums[u] += is_careful ? vector_dot<true>(load, held) : vector_dot<false>(load, held);
+        }
+      }
     }
+    dot = Reduction::sum(tree_sum(sums), shared[turn]);
+    if (turn == 0) is_careful = needs_care(dot);
+    if (!is_careful) break;
   }
-  const Acc dot = Reduction::sum(tree_sum(sums), shared);
-  if (threadIdx.x == 0) store.store_dot(row, dot);
+  if (start == 0 && out.dots != nullptr) out.dots[offsets.row] = dot;
 
-  // Whole warps: all lanes of one are needed to store a row behind a boundary.
-  const int64_t lane_first = int64_t{threadIdx.x % kWarpSize} * N;
+  // Whole warps: all lanes of one are needed to store unless the launch is plain.
+  const int64_t stored = kIsPlain ? cols : cols + int64_t{threadIdx.x % kWarpSize} * N;
 #pragma unroll 4
-  for (int64_t base = start - lane_first; base < cols; base += kStep) {
-    const int64_t first = base + lane_first;
-    Vector<Scalar> grad = zero_vector<Scalar>();
-    Vector<Scalar> unscaled = zero_vector<Scalar>();
+  for (int64_t first = 0; first < stored; first += kStep) {
+    Acc dz[N] = {};
     if (first < end) {
-      const typename Load::Held held = load.load(in, first, end);
-      grad = vector_dz(load, held, store, dot);
-      if constexpr (kHasDz) unscaled = vector_dz(load, held, StoreDz<Scalar>{}, dot);
+      const auto held = load_vector<kIsPlain>(load, in, first, end);
+      if (is_careful) {
+        vector_dz<true>(load, held, dot, dz);
+      } else {
+        vector_dz<false>(load, held, dot, dz);
+      }
     }
-    out.store(first, grad);
-    if constexpr (kHasDz) dz_out.store(first, unscaled);
+    grad_scores.store(first, pack_scaled<Scalar>(dz, out.scale));
+    if (out.dz != nullptr) dz_out.store(first, pack<Scalar>(dz));
   }
 }
 

@@ -56,10 +56,11 @@ __device__ __forceinline__ void add_dz(const Load& load, const Acc* dots,  // [r
   const int64_t row = offsets.operand[2];
   const int64_t end = causal.is_causal ? causal.visible(row % causal.queries) : cols;
   if (first >= end) return;
-  const typename Load::Held held = load.load(load.row(offsets), first, end);
-  const Acc dot = dots[row];
+  const auto in = load.template row<false>(cols, offsets, 0);
+  Acc dz[Load::N];  // with care: a dot that was taken with it doesn't show that it was
+  vector_dz<true>(load, load_vector<false>(load, in, first, end), dots[row], dz);
 #pragma unroll
-  for (int k = 0; k < Load::N; ++k) sums[k] += load.dz(held, k, dot);
+  for (int k = 0; k < Load::N; ++k) sums[k] += dz[k];
 }
 
 // A thread owns a vector of columns of a bias row and walks its chunk of the reduced rows in order.

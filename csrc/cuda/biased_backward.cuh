@@ -7,86 +7,143 @@
 
 namespace sms_plugin {
 
-// kLanes threads own a bias row. They walk the rows of its chunk in order (the batch, mostly),
-// write grad_scores of each, and sum dz in registers, kVectors vectors each, striped. Reads grad
-// and probs once; writes grad_scores once and one sum a chunk: a partial one in the accumulator, or
-// the gradient itself if there is one chunk and its dtype is that of the scores. Chosen when the
-// bias has a value for each column and a row fits in registers (mapping.cuh). Safe: a bias row
-// belongs to its threads alone; the two buffers of the reduction alternate, so that the barrier of
-// the next row separates reading one from writing it again.
-template <typename Load, typename Store, int kLanes, int kVectors, int kThreads>
-__global__ void __launch_bounds__(kThreads, kThreads > 640 ? 1 : 640 / kThreads)
-    softmax_backward_biased(const Load load, const Store store,
+// A row on its way: what was loaded of it, and where its results go.
+template <typename Load, int kVectors, bool kIsPlain>
+struct PendingRow {
+  typename Load::template Row<kIsPlain> in;
+  typename Load::template Raw<kIsPlain> raw[kVectors];
+  int64_t row;
+  int end;  // columns that are visible
+};
+
+// Mapping::kLanes threads own a bias row. They walk the rows of its chunk in order (the batch,
+// mostly), write grad_scores of each, and sum dz in registers, kVectors vectors each, striped; the
+// loads of a row are on their way while the one before it is worked on. Reads grad and probs once;
+// writes grad_scores once and one sum a chunk: a partial one in the accumulator, or the gradient
+// itself if there is one chunk and its dtype is that of the scores. Chosen when the bias has a
+// value for each column and a row fits in registers (mapping.cuh). Safe: a bias row belongs to its
+// threads alone; the buffers of the reduction alternate, so that the barrier of the next row
+// separates reading one from writing it again.
+template <typename Load, typename Mapping, bool kIsPlain>
+__global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlain))
+    softmax_backward_biased(const Load load, const GradOut<typename Load::Scalar> grad_out,
                             const __grid_constant__ DeviceRowLayout kept,
                             const __grid_constant__ DeviceRowLayout reduced,
                             const CausalLimit causal, const BiasGradOut<typename Load::Acc> out,
                             typename Load::Scalar* grad_bias) {  // [bias rows, cols], or null
   using Scalar = typename Load::Scalar;
   using Acc = typename Load::Acc;
-  using Reduction = RowReduction<kLanes, Acc>;
+  constexpr int kLanes = Mapping::kLanes;
+  constexpr int kVectors = Mapping::kVectors;
   constexpr int N = Load::N;
   constexpr int kStripe = kLanes * N;
-  __shared__ typename Reduction::Shared shared[2];
+  using Reduction = RowReduction<kLanes, Acc>;
+  using Writer = RowWriter<Scalar, kLanes, kIsPlain>;
+  using Pending = PendingRow<Load, kVectors, kIsPlain>;
+  __shared__ typename Reduction::Shared shared[2][2];
+  __shared__ typename Writer::template Staging<Mapping::kThreads> staging;
 
-  const int lane = threadIdx.x % kLanes;
-  int64_t bias_row = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  int64_t bias_row =
+      static_cast<int64_t>(blockIdx.x) * Mapping::kRowsPerBlock + threadIdx.x / kLanes;
   const bool is_active = bias_row < kept.rows;
   if (!is_active) bias_row = 0;
   const RowOffsets kept_offsets = kept.template offsets<3>(bias_row);
-  const int cols = is_active ? static_cast<int>(kept.cols) : 0;
+  const int start = lane * N;  // the first column of this thread: the others count from it
+  const int cols = (is_active ? static_cast<int>(kept.cols) : 0) - start;
   const int64_t begin = blockIdx.y * out.rows_per_chunk;
   const int64_t chunk_end = min(begin + out.rows_per_chunk, reduced.rows);
 
-  Acc sums[kVectors][N] = {};
-  for (int64_t r = begin; r < chunk_end; ++r) {
+  const auto send = [&](int64_t r, Pending& pending) {
     RowOffsets offsets = reduced.template offsets<3>(r);
 #pragma unroll
     for (int k = 0; k < 3; ++k) offsets.operand[k] += kept_offsets.operand[k];
-    const int64_t row = offsets.operand[2];
-    const typename Load::Row in = load.row(offsets);
-    const RowWriter<Scalar, kLanes> writer(store.row(row, kept.cols), cols);
-    const int64_t visible = causal.is_causal ? causal.visible(row % causal.queries) : kept.cols;
-    const int end = is_active ? static_cast<int>(visible) : 0;
-
-    typename Load::Held held[kVectors];
-    Acc dots[kVectors];
+    pending.row = offsets.operand[2];
+    pending.in = load.template row<kIsPlain>(kept.cols, offsets, start);
+    const int64_t visible =
+        causal.is_causal ? causal.visible(pending.row % causal.queries) : kept.cols;
+    pending.end = (is_active ? static_cast<int>(visible) : 0) - start;
+    if (!pending.in.is_inner()) return;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int first = v * kStripe + lane * N;
-      held[v] = first < end ? load.load(in, first, end) : load.removed();
+      const int first = v * kStripe;
+      pending.raw[v] = load.template nothing<kIsPlain>();
+      if (first < pending.end) {
+        pending.raw[v] = load.template fetch<kIsPlain>(pending.in, first);
+      }
     }
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) dots[v] = vector_dot(load, held[v]);
-    const Acc dot = Reduction::sum(tree_sum(dots), shared[r % 2]);
-    if (is_active && lane == 0) store.store_dot(row, dot);
+  };
 
+  const bool is_whole = has_whole_rows<Scalar>(grad_out.grad_scores, kept.cols) &&
+                        has_whole_rows<Scalar>(grad_bias, kept.cols);
+  Acc sums[kVectors][N] = {};
+  Pending pending;
+  if (begin < chunk_end) send(begin, pending);
+  for (int64_t r = begin; r < chunk_end; ++r) {
+    typename Load::Held held[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int first = v * kStripe;
+      if constexpr (!kIsPlain) {
+        if (!pending.in.is_inner()) {
+          pending.raw[v] = first < pending.end ? load.gather(pending.in, first, pending.end)
+                                               : load.template nothing<false>();
+        }
+      }
+      held[v] = load.template finish<kIsPlain>(pending.in, pending.raw[v], first, pending.end);
+      const int left = pending.end - first;
+      if (left > 0 && left < N) load.cut(held[v], left);
+    }
+    const int64_t row = pending.row;
+    if (r + 1 < chunk_end) send(r + 1, pending);
+
+    Acc dots[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) dots[v] = vector_dot<false>(load, held[v]);
+    Acc dot = Reduction::sum(tree_sum(dots), shared[r % 2][0]);
+    const bool is_careful = needs_care(dot);
+    if (any_row<kLanes>(is_careful)) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        Load::between_passes(held[v]);
+        dots[v] = vector_dot<true>(load, held[v]);
+      }
+      const Acc careful = Reduction::sum(tree_sum(dots), shared[r % 2][1]);
+      if (is_careful) dot = careful;
+    }
+    if (is_active && lane == 0 && grad_out.dots != nullptr) grad_out.dots[row] = dot;
+
+    const Writer writer(grad_out.grad_scores + row * kept.cols + start, cols, staging, is_whole);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       Load::between_passes(held[v]);
-      const int first = v * kStripe + lane * N;
+      const int first = v * kStripe;
       Acc dz[N];
+      vector_dz<false>(load, held[v], dot, dz);
+      if (is_careful) vector_dz<true>(load, held[v], dot, dz);
 #pragma unroll
-      for (int k = 0; k < N; ++k) {
-        dz[k] = load.dz(held[v], k, dot);
-        sums[v][k] += dz[k];
+      for (int k = 0; k < N; ++k) sums[v][k] += dz[k];
+      if (first < (kIsPlain ? cols : static_cast<int>(kept.cols))) {
+        writer.store(first, pack_scaled<Scalar>(dz, grad_out.scale));
       }
-      if (first < cols || writer.needs_all_lanes()) writer.store(first, store.finish(dz));
     }
   }
 
   if (grad_bias != nullptr) {
-    const RowWriter<Scalar, kLanes> writer(grad_bias + bias_row * kept.cols, cols);
+    const Writer writer(grad_bias + bias_row * kept.cols + start, cols, staging, is_whole);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int first = v * kStripe + lane * N;
-      if (first < cols || writer.needs_all_lanes()) writer.store(first, pack<Scalar>(sums[v]));
+      const int first = v * kStripe;
+      if (first < (kIsPlain ? cols : static_cast<int>(kept.cols))) {
+        writer.store(first, pack<Scalar>(sums[v]));
+      }
     }
     return;
   }
-  Acc* partial = out.partial + (blockIdx.y * kept.rows + bias_row) * kept.cols;
+  Acc* partial = out.partial + (blockIdx.y * kept.rows + bias_row) * kept.cols + start;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int first = v * kStripe + lane * N;
+    const int first = v * kStripe;
     if (first < cols) store_sums(partial, first, cols, sums[v]);
   }
 }

@@ -1,20 +1,16 @@
-// From arguments to launches. Included by the one file a dtype that instantiates it.
+// What every launch needs. No torch here.
 
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include <cmath>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
-#include "backward.cuh"
-#include "bias_grad.cuh"
-#include "biased_backward.cuh"
-#include "forward.cuh"
 #include "launch.h"
 #include "mapping.cuh"
-#include "terms.cuh"
+#include "parts.cuh"
 
 namespace sms_plugin {
 
@@ -51,231 +47,103 @@ int64_t vectors_of(int64_t cols) {
   return (cols + kVectorSize<T> - 1) / kVectorSize<T>;
 }
 
-template <typename Load, typename Store>
-void launch_forward_with(const Load& load, const Store& store, const ForwardArguments& arguments,
-                         cudaStream_t stream) {
-  const DeviceRowLayout layout(arguments.layout);
-  const CausalLimit causal = arguments.causal;
-  const int64_t vectors = vectors_of<typename Load::Scalar>(layout.cols);
-  if (vectors > Load::kMaxResident) {
-    softmax_forward_streaming<Load, Store, kStreamingThreads>
-        <<<blocks_for(layout.rows, 1), kStreamingThreads, 0, stream>>>(load, store, layout, causal);
-  } else {
-    with_mapping<Load>(vectors, [&](auto mapping) {
-      using M = decltype(mapping);
-      softmax_forward<Load, Store, M::kLanes, M::kVectors, M::kThreads>
-          <<<blocks_for(layout.rows, M::kRowsPerBlock), M::kThreads, 0, stream>>>(load, store,
-                                                                                  layout, causal);
-    });
-  }
-  check_launch("softmax_forward");
-}
-
-template <typename U>
-constexpr TermKind term_kind_of() {
-  if constexpr (std::is_same_v<U, __half>) return TermKind::kHalf;
-  if constexpr (std::is_same_v<U, __nv_bfloat16>) return TermKind::kBFloat16;
-  if constexpr (std::is_same_v<U, float>) return TermKind::kFloat;
-  return TermKind::kDouble;
-}
-
+// One operand of a layout, with the end of its memory.
 template <typename T>
-T host_infinity(bool is_negative) {
-  const float infinity = is_negative ? -INFINITY : INFINITY;
-  if constexpr (std::is_same_v<T, __half>) {
-    return __float2half(infinity);
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __float2bfloat16(infinity);
-  } else {
-    return static_cast<T>(infinity);
-  }
+Operand<T> operand_of(const void* data, const RowLayout& layout, int which) {
+  int64_t last = layout.cols == 0 ? 0 : (layout.cols - 1) * layout.col_strides[which];
+  for (int d = 0; d < layout.dims; ++d) last += (layout.sizes[d] - 1) * layout.strides[which][d];
+  const auto* begin = static_cast<const T*>(data);
+  return {begin, begin + last + 1};
 }
 
-// One term of dtype U, contiguous along the columns, and at most a bool mask of the same kind
-// besides.
-template <typename T, typename U>
-bool launch_biased(const ForwardArguments& arguments, cudaStream_t stream) {
-  constexpr TermKind kKind = term_kind_of<U>();
-  const auto mask_kind = static_cast<TermKind>(arguments.mask.kind);
-  const auto bias_kind = static_cast<TermKind>(arguments.bias.kind);
-  const bool has_flags = mask_kind == TermKind::kBool;
-  const bool is_bias = bias_kind == kKind && (has_flags || mask_kind == TermKind::kNone);
-  const bool is_mask = mask_kind == kKind && bias_kind == TermKind::kNone;
-  if (!is_bias && !is_mask) return false;
-  const int operand = is_bias ? 2 : 1;
-  if (arguments.layout.col_strides[operand] != 1) return false;
-  if (has_flags && arguments.layout.col_strides[1] != 1) return false;
-  const BiasedScores<T, U> load{
-      static_cast<const T*>(arguments.scores),
-      static_cast<Accumulator<T>>(arguments.scale / kHeadroom),
-      static_cast<const U*>(is_bias ? arguments.bias.data : arguments.mask.data),
-      has_flags ? static_cast<const uint8_t*>(arguments.mask.data) : nullptr, operand};
-  launch_forward_with(load, StoreProbs<T>{static_cast<T*>(arguments.probs)}, arguments, stream);
-  return true;
-}
-
+// Whether every row of an operand starts at a multiple of `bytes`.
 template <typename T>
-void launch_forward(const ForwardArguments& arguments, cudaStream_t stream) {
-  using Acc = Accumulator<T>;
-  if (arguments.layout.rows == 0 || arguments.layout.cols == 0) return;
-  const auto* scores = static_cast<const T*>(arguments.scores);
-  const auto scale = static_cast<Acc>(arguments.scale / kHeadroom);
-  const StoreProbs<T> store{static_cast<T*>(arguments.probs)};
-  const Term mask{arguments.mask.data, static_cast<TermKind>(arguments.mask.kind)};
-  const Term bias{arguments.bias.data, static_cast<TermKind>(arguments.bias.kind)};
-  if (mask.kind == TermKind::kNone && bias.kind == TermKind::kNone && scale != Acc{0}) {
-    const PlainScores<T> load{scores, scale, host_infinity<T>(scale > Acc{0})};
-    return launch_forward_with(load, store, arguments, stream);
+bool starts_at_multiples(const Operand<T>& operand, const RowLayout& layout, int which,
+                         int64_t bytes) {
+  bool result = reinterpret_cast<uintptr_t>(operand.data) % bytes == 0;
+  for (int d = 0; d < layout.dims; ++d) {
+    result = result && layout.strides[which][d] * static_cast<int64_t>(sizeof(T)) % bytes == 0;
   }
-  if (mask.kind == TermKind::kBool && bias.kind == TermKind::kNone &&
-      arguments.layout.col_strides[1] == 1) {
-    const SelectedScores<T> load{scores, scale, static_cast<const uint8_t*>(mask.data)};
-    return launch_forward_with(load, store, arguments, stream);
+  return result;
+}
+
+// The same for what consists of whole vectors of T: scores, gradients and results.
+template <typename T>
+bool has_whole_vectors(const Operand<T>& operand, const RowLayout& layout, int which) {
+  return layout.cols % kVectorSize<T> == 0 &&
+         starts_at_multiples(operand, layout, which, kVectorBytes);
+}
+
+inline bool is_aligned(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
+}
+
+// What a launch in clusters needs beside the kernel and its arguments.
+struct ClusterLaunch {
+  cudaLaunchAttribute attribute{};
+  cudaLaunchConfig_t config{};
+
+  ClusterLaunch(int cluster, int threads, unsigned int blocks, cudaStream_t stream) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned int>(cluster);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(static_cast<unsigned int>(threads));
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
   }
-  if constexpr (sizeof(T) < sizeof(double)) {
-    if (launch_biased<T, T>(arguments, stream)) return;
+  ClusterLaunch(const ClusterLaunch&) = delete;  // config points into it
+  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+};
+
+// How rows of `vectors` vectors are cut into parts of at most `most`, all but the last as long.
+inline Parts cut_rows(int64_t vectors, int64_t most, int vector_size) {
+  const int64_t count = (vectors + most - 1) / most;
+  const int64_t of_part = (vectors + count - 1) / count;
+  const int64_t whole_warps = (of_part + kWarpSize - 1) / kWarpSize * kWarpSize;
+  return {nullptr, static_cast<int>(count), static_cast<int>(whole_warps) * vector_size};
+}
+
+// Up to so many bytes a second reading comes from the L2 of a data-centre card.
+constexpr int64_t kRereadBytes = int64_t{40} << 20;
+
+// Whether the current device can run `kernel` in clusters of `launch`.
+template <typename Kernel>
+bool can_launch(const Kernel& kernel, const ClusterLaunch& launch) {
+  int device = 0;
+  int major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (major < 9) return false;
+  int clusters = 0;
+  const bool is_known =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+          cudaSuccess &&
+      cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config) == cudaSuccess;
+  if (!is_known) cudaGetLastError();  // no failure: there is another way
+  return is_known && clusters > 0;
+}
+
+// Launches rows that are cut into parts: in clusters, if there are too many of them for the parts
+// to be read twice from the L2; or in two stages. `read_bytes` are those of the operands.
+template <typename InCluster, typename Take, typename Finish, typename... Arguments>
+void launch_parts(InCluster in_cluster, Take take, Finish finish, Parts parts, int64_t rows,
+                  int64_t read_bytes, const Workspace& workspace, cudaStream_t stream,
+                  const Arguments&... arguments) {
+  const unsigned int blocks = blocks_for(rows * parts.count, 1);
+  if (parts.count <= kMaxCluster && read_bytes > kRereadBytes) {
+    const ClusterLaunch launch(parts.count, kPartThreads, blocks, stream);
+    if (can_launch(in_cluster, launch)) {
+      cudaLaunchKernelEx(&launch.config, in_cluster, arguments..., parts);
+      return;
+    }
   }
-  if constexpr (sizeof(T) == 2) {
-    if (launch_biased<T, float>(arguments, stream)) return;
-  }
-  launch_forward_with(GeneralScores<T>{scores, scale, mask, bias}, store, arguments, stream);
-}
-
-template <typename T>
-GradAndProbs<T> backward_load(const BackwardArguments& arguments) {
-  return {static_cast<const T*>(arguments.grad_probs), static_cast<const T*>(arguments.probs)};
-}
-
-template <typename T>
-StoreGradScores<T> backward_store(const BackwardArguments& arguments) {
-  using Acc = Accumulator<T>;
-  return {static_cast<T*>(arguments.grad_scores), static_cast<Acc*>(arguments.dots),
-          static_cast<Acc>(arguments.scale)};
-}
-
-template <typename T>
-void launch_backward(const BackwardArguments& arguments, cudaStream_t stream) {
-  using Load = GradAndProbs<T>;
-  using Store = StoreGradScores<T>;
-  if (arguments.layout.rows == 0 || arguments.layout.cols == 0) return;
-  const Load load = backward_load<T>(arguments);
-  const Store store = backward_store<T>(arguments);
-  const DeviceRowLayout layout(arguments.layout);
-  const CausalLimit causal = arguments.causal;
-  const int64_t vectors = vectors_of<T>(layout.cols);
-  if (vectors > Load::kMaxResident) {
-    auto* dz = static_cast<T*>(arguments.dz);
-    const auto kernel = dz == nullptr
-                            ? softmax_backward_streaming<Load, Store, kStreamingThreads, false>
-                            : softmax_backward_streaming<Load, Store, kStreamingThreads, true>;
-    kernel<<<blocks_for(layout.rows, 1), kStreamingThreads, 0, stream>>>(load, store, layout,
-                                                                         causal, dz);
-  } else {
-    with_mapping<Load>(vectors, [&](auto mapping) {
-      using M = decltype(mapping);
-      softmax_backward<Load, Store, M::kLanes, M::kVectors, M::kThreads>
-          <<<blocks_for(layout.rows, M::kRowsPerBlock), M::kThreads, 0, stream>>>(load, store,
-                                                                                  layout, causal);
-    });
-  }
-  check_launch("softmax_backward");
-}
-
-template <typename Out, typename Acc>
-void combine_as(const BiasGradArguments& arguments, int64_t values, cudaStream_t stream) {
-  bias_grad_combine<Out, Acc><<<blocks_for(values, kBiasThreads), kBiasThreads, 0, stream>>>(
-      static_cast<const Acc*>(arguments.partial), static_cast<Out*>(arguments.grad_bias),
-      arguments.chunks, values);
-}
-
-// Sums the chunks and rounds once to the dtype of the bias.
-template <typename Acc>
-void combine(const BiasGradArguments& arguments, int64_t values, cudaStream_t stream) {
-  switch (static_cast<TermKind>(arguments.kind)) {
-    case TermKind::kHalf:
-      combine_as<__half, Acc>(arguments, values, stream);
-      break;
-    case TermKind::kBFloat16:
-      combine_as<__nv_bfloat16, Acc>(arguments, values, stream);
-      break;
-    case TermKind::kFloat:
-      combine_as<float, Acc>(arguments, values, stream);
-      break;
-    case TermKind::kDouble:
-      combine_as<double, Acc>(arguments, values, stream);
-      break;
-    default:
-      throw std::runtime_error("sms_plugin: a bias gradient must be a float tensor");
-  }
-  check_launch("bias_grad_combine");
-}
-
-template <typename T>
-bool takes_backward_biased(const RowLayout& kept, bool cols_kept) {
-  return cols_kept && vectors_of<T>(kept.cols) <= kMaxBiasedVectors<GradAndProbs<T>>;
-}
-
-template <typename T>
-bool takes_dz(const BiasGradArguments& arguments) {
-  return arguments.cols_kept && arguments.reduced.rows == 1 &&
-         static_cast<TermKind>(arguments.kind) == term_kind_of<T>() &&
-         vectors_of<T>(arguments.kept.cols) > GradAndProbs<T>::kMaxResident;
-}
-
-template <typename T>
-void launch_backward_biased(const BiasGradArguments& arguments, cudaStream_t stream) {
-  using Acc = Accumulator<T>;
-  using Load = GradAndProbs<T>;
-  using Store = StoreGradScores<T>;
-  const Load load = backward_load<T>(arguments.backward);
-  const Store store = backward_store<T>(arguments.backward);
-  const DeviceRowLayout kept(arguments.kept);
-  const DeviceRowLayout reduced(arguments.reduced);
-  const CausalLimit causal = arguments.backward.causal;
-  const int64_t chunks = arguments.chunks;
-  const auto kind = static_cast<TermKind>(arguments.kind);
-  // With one chunk the sums are the gradient: written in place if they have its dtype.
-  const bool is_final = chunks == 1 && (kind == term_kind_of<T>() || kind == term_kind_of<Acc>());
-  const bool is_rounded = is_final && kind == term_kind_of<T>();
-  const BiasGradOut<Acc> out{static_cast<Acc*>(is_final ? arguments.grad_bias : arguments.partial),
-                             (reduced.rows + chunks - 1) / chunks};
-  T* grad_bias = is_rounded ? static_cast<T*>(arguments.grad_bias) : nullptr;
-  with_biased_mapping<Load>(vectors_of<T>(kept.cols), [&](auto mapping) {
-    using M = decltype(mapping);
-    const dim3 grid(blocks_for(kept.rows, M::kRowsPerBlock), static_cast<unsigned>(chunks));
-    softmax_backward_biased<Load, Store, M::kLanes, M::kVectors, M::kThreads>
-        <<<grid, M::kThreads, 0, stream>>>(load, store, kept, reduced, causal, out, grad_bias);
-  });
-  check_launch("softmax_backward_biased");
-  if (!is_final) combine<Acc>(arguments, kept.rows * kept.cols, stream);
-}
-
-template <typename T>
-void launch_bias_grad(const BiasGradArguments& arguments, cudaStream_t stream) {
-  using Acc = Accumulator<T>;
-  using Load = GradAndProbs<T>;
-  const DeviceRowLayout kept(arguments.kept);
-  const DeviceRowLayout reduced(arguments.reduced);
-  const int64_t values = kept.rows * (arguments.cols_kept ? kept.cols : 1);
-  if (values == 0) return;
-  const Load load = backward_load<T>(arguments.backward);
-  const CausalLimit causal = arguments.backward.causal;
-  const auto* dots = static_cast<const Acc*>(arguments.backward.dots);
-  const int64_t chunks = arguments.chunks;
-  const BiasGradOut<Acc> out{static_cast<Acc*>(arguments.partial),
-                             (reduced.rows + chunks - 1) / chunks};
-  const int64_t vectors = vectors_of<T>(kept.cols);
-  if (arguments.cols_kept) {
-    const dim3 grid(blocks_for(kept.rows * vectors, kBiasThreads), static_cast<unsigned>(chunks));
-    bias_grad_by_column<Load>
-        <<<grid, kBiasThreads, 0, stream>>>(load, dots, kept, reduced, causal, out, vectors);
-  } else {
-    const dim3 grid(blocks_for(kept.rows, 1), static_cast<unsigned>(chunks));
-    bias_grad_by_row<Load>
-        <<<grid, kBiasThreads, 0, stream>>>(load, dots, kept, reduced, causal, out, vectors);
-  }
-  check_launch("bias_grad");
-  combine<Acc>(arguments, values, stream);
+  parts.statistics =
+      static_cast<float2*>(workspace(rows * parts.count * static_cast<int64_t>(sizeof(float2))));
+  take<<<blocks, kPartThreads, 0, stream>>>(arguments..., parts);
+  finish<<<blocks, kPartThreads, 0, stream>>>(arguments..., parts);
 }
 
 }  // namespace sms_plugin

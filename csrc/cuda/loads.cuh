@@ -1,15 +1,57 @@
 // What happens at load of scores without added terms. terms.cuh has those with.
 //
-// A load functor says what stays in registers of a vector of columns (Held), reads it, and gives z
-// from it in eighths (see kHeadroom). The kernels know nothing else about masks.
+// A load functor says what is fetched of a vector of columns (Raw) and what stays of it in
+// registers (Held), and gives values from it: ordered as z is, times a factor. The kernels know
+// nothing else about masks. Removed columns hold what becomes z = -inf.
 
 #pragma once
 
+#include "exponential.cuh"
 #include "mapping.cuh"
-#include "primitives.cuh"
+#include "row_reader.cuh"
 #include "rows.cuh"
 
 namespace sms_plugin {
+
+// Whether exponents of 2 can be had from scores by one float32 factor.
+inline bool is_ordinary_scale(double scale) { return scale > 0x1p-60 && scale < 0x1p60; }
+
+// A vector of -inf.
+template <typename T>
+__device__ __forceinline__ Vector<T> removed_vector() {
+  Vector<T> vector;
+#pragma unroll
+  for (int w = 0; w < kVectorBytes / 4; ++w) {
+    if constexpr (std::is_same_v<T, __half>) {
+      vector.words[w] = 0xfc00fc00u;
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      vector.words[w] = 0xff80ff80u;
+    } else if constexpr (sizeof(T) == 4) {
+      vector.words[w] = 0xff800000u;
+    } else {
+      vector.words[w] = w % 2 == 0 ? 0u : 0xfff00000u;
+    }
+  }
+  return vector;
+}
+
+// The largest value of a vector. NaN loses.
+template <typename T, typename Acc = Accumulator<T>>
+__device__ __forceinline__ Acc packed_max(const Vector<T>& vector) {
+  if constexpr (sizeof(T) == 2) {
+    using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    Pair pairs[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) pairs[w] = *reinterpret_cast<const Pair*>(&vector.words[w]);
+    const Pair largest = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
+    return larger(to_accumulator<Acc>(largest.x), to_accumulator<Acc>(largest.y));
+  } else {
+    Acc largest = element(vector, 0);
+#pragma unroll
+    for (int k = 1; k < kVectorSize<T>; ++k) largest = larger(largest, element(vector, k));
+    return largest;
+  }
+}
 
 // Scores times scale, kept packed in their own dtype.
 template <typename T>
@@ -17,136 +59,147 @@ struct PlainScores {
   using Scalar = T;
   using Acc = Accumulator<T>;
   static constexpr int N = kVectorSize<T>;
-  static constexpr Table kTable = sizeof(T) == 8 ? Table::kCoarse : Table::kFine;
-  static constexpr int kMaxVectors = 8;
-  static constexpr int kResidentThreads = 1024;
-  static constexpr int64_t kMaxResident = sizeof(T) == 8 ? 512 : 4096;  // vectors a row, no spills
+  static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kPacked;
+  static constexpr int kOperands = 1;  // of the layout
   using Held = Vector<T>;
 
-  const T* scores;  // strided [rows, cols]
-  Acc scale;        // in eighths; not 0, see padding
-  T padding;        // becomes -inf when scaled
+  Operand<T> scores;
+  Acc scale;  // in eighths; above 0, so that the largest score has the largest z
+  bool has_ordinary_scale;
 
-  struct Row {
-    const T* scores;  // [cols]
-    uint32_t shift;   // misalignment of scores
-  };
+  template <bool kIsPlain>
+  using Row = RowReader<T, kIsPlain>;
+  template <bool kIsPlain>
+  using Raw = RawVector<T, kIsPlain>;
 
-  __device__ __forceinline__ Row row(const DeviceRowLayout&, const RowOffsets& offsets) const {
-    const T* start = scores + offsets.operand[0];
-    return {start, misalignment(start)};
+  PlainScores(const Operand<T>& operand, double factor)
+      : scores(operand),
+        scale(static_cast<Acc>(factor / kHeadroom)),
+        has_ordinary_scale(is_ordinary_scale(factor)) {}
+
+  template <bool kIsPlain>
+  __device__ __forceinline__ Row<kIsPlain> row(const DeviceRowLayout& layout,
+                                               const RowOffsets& offsets, int64_t start) const {
+    return {scores, offsets.operand[0], layout.cols, start};
   }
 
+  // What stands for columns that aren't loaded.
+  template <bool kIsPlain>
+  __device__ __forceinline__ Raw<kIsPlain> nothing() const {
+    return unread<kIsPlain>(removed_vector<T>());
+  }
+
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Raw<kIsPlain> fetch(const Row<kIsPlain>& row, Index first) const {
+    return row.fetch(first);
+  }
   template <typename Index>
-  __device__ __forceinline__ Held load(const Row& row, Index first, Index end) const {
-    return load_vector(row.scores, first, end, row.shift, padding);
+  __device__ __forceinline__ Raw<false> gather(const Row<false>& row, Index first,
+                                               Index end) const {
+    return row.gather(first, end);
   }
 
-  __device__ __forceinline__ Held removed() const {
-    Held held = zero_vector<T>();
-#pragma unroll
-    for (int k = 0; k < N; ++k) put_element(held, k, padding);
-    return held;
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw, Index,
+                                         Index) const {
+    return row.take(raw);
   }
 
-  __device__ __forceinline__ Acc z(const Held& held, int k) const {
-    return to_accumulator<Acc>(element(held, k)) * scale;
+  // Columns from `left` on become removed.
+  static __device__ __forceinline__ void cut(Held& held, int left) {
+    cut_vector(held, left, removed_vector<T>());
   }
 
-  __device__ __forceinline__ bool is_selected(const Held&, int) const { return true; }
+  __device__ __forceinline__ Acc value(const Held& held, int k) const {
+    return to_accumulator<Acc>(element(held, k));
+  }
+  __device__ __forceinline__ Acc largest(const Held& held) const { return packed_max(held); }
+
+  // From a value to z in eighths, and to an exponent of 2.
+  __device__ __forceinline__ Acc z_of(Acc value) const { return value * scale; }
+  __device__ __forceinline__ float log2_factor() const {
+    return static_cast<float>(scale) * static_cast<float>(kHeadroom * kLog2E);
+  }
+  __device__ __forceinline__ bool is_ordinary() const { return has_ordinary_scale; }
+
+  // Bits of the columns that selection keeps.
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ uint32_t selected(const Row<kIsPlain>&, Index, Index) const {
+    return ~0u;
+  }
 
   static __device__ __forceinline__ void between_passes(Held& held) { keep_packed(held); }
 };
 
-// A bit for each of N flags that is false (0 byte). Every other byte counts as true.
-template <int N>
-__device__ __forceinline__ uint32_t false_bits(const uint32_t (&words)[(N + 3) / 4]) {
-  uint32_t bits = 0;
-#pragma unroll
-  for (int w = 0; w < (N + 3) / 4; ++w) {
-    const uint32_t high = ((words[w] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | words[w];
-    const uint32_t is_zero = ~high >> 7 & 0x01010101u;        // one bit a byte
-    bits |= (is_zero * 0x01020408u >> 24 & 0xfu) << (4 * w);  // gathered into four
-  }
-  return bits & ((1u << N) - 1u);
-}
-
-// Bits of the columns [first, first + N) that a bool row doesn't remove; 0 from `end` on.
-template <int N, typename Index>
-__device__ __forceinline__ uint32_t selected_columns(const uint8_t* __restrict__ row,  // [>= end]
-                                                     Index first, Index end) {
-  constexpr int kWords = (N + 3) / 4;
-  uint32_t words[kWords] = {};
-  const uint8_t* address = row + first;
-  const uint32_t shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address) % 4);
-  if (N >= 4 && (shift == 0 ? first + N <= end : first > 3 && first + N + 4 <= end)) {
-    const auto* aligned = reinterpret_cast<const uint32_t*>(address - shift);
-    uint32_t low = aligned[0];
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const uint32_t high = shift == 0 && w + 1 == kWords ? 0u : aligned[w + 1];
-      words[w] = __funnelshift_r(low, high, 8 * shift);
-      low = high;
-    }
-    return false_bits<N>(words);
-  }
-#pragma unroll
-  for (int k = 0; k < N; ++k) {
-    words[k / 4] |= static_cast<uint32_t>(row[column_within(first + k, end)]) << (8 * (k % 4));
-  }
-  const Index left = end - first;
-  const uint32_t within = left >= N ? ~0u : (1u << left) - 1u;
-  return false_bits<N>(words) & within;
-}
-
-// Scores times scale, kept packed, and a bit a column that says what a bool mask selects.
+// The same under a bool mask: removed scores become -inf, in place.
 template <typename T>
-struct SelectedScores {
-  using Scalar = T;
-  using Acc = Accumulator<T>;
-  static constexpr int N = kVectorSize<T>;
-  static constexpr Table kTable = sizeof(T) == 8 ? Table::kCoarse : Table::kFine;
-  static constexpr int kMaxVectors = 4;
-  static constexpr int kResidentThreads = 1024;
-  static constexpr int64_t kMaxResident = sizeof(T) == 8 ? 512 : 2048;  // vectors a row, no spills
-  struct Held {
-    Vector<T> scores;
-    uint32_t selected;  // bit k: column first + k
-  };
+struct SelectedScores : PlainScores<T> {
+  using Base = PlainScores<T>;
+  using Held = typename Base::Held;
+  static constexpr int N = Base::N;
+  static constexpr int kOperands = 2;
+  static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kMasked;
 
-  const T* scores;      // strided [rows, cols]
-  Acc scale;            // in eighths
-  const uint8_t* mask;  // strided, broadcasts to [rows, cols]; columns one after the other
+  Operand<uint8_t> mask;  // columns one after the other
 
+  template <bool kIsPlain>
   struct Row {
-    const T* scores;      // [cols]
-    const uint8_t* mask;  // [cols]
-    uint32_t shift;       // misalignment of scores
+    RowReader<T, kIsPlain> scores;
+    FlagReader<N, kIsPlain> mask;
+    __device__ __forceinline__ bool is_inner() const {
+      return scores.is_inner() && mask.is_inner();
+    }
+  };
+  template <bool kIsPlain>
+  struct Raw {
+    RawVector<T, kIsPlain> scores;
+    typename FlagReader<N, kIsPlain>::Raw mask;
   };
 
-  __device__ __forceinline__ Row row(const DeviceRowLayout&, const RowOffsets& offsets) const {
-    const T* start = scores + offsets.operand[0];
-    return {start, mask + offsets.operand[1], misalignment(start)};
+  SelectedScores(const Operand<T>& operand, double factor, const Operand<uint8_t>& flags)
+      : Base(operand, factor), mask(flags) {}
+
+  template <bool kIsPlain>
+  __device__ __forceinline__ Row<kIsPlain> row(const DeviceRowLayout& layout,
+                                               const RowOffsets& offsets, int64_t start) const {
+    Row<kIsPlain> row{{this->scores, offsets.operand[0], layout.cols, start},
+                      {mask, offsets.operand[1], layout.cols, start}};
+    const bool is_inner = row.is_inner();
+    row.scores.keep_inner(is_inner);
+    row.mask.keep_inner(is_inner);
+    return row;
   }
 
+  template <bool kIsPlain>
+  __device__ __forceinline__ Raw<kIsPlain> nothing() const {
+    return {unread<kIsPlain>(removed_vector<T>()), {}};
+  }
+
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Raw<kIsPlain> fetch(const Row<kIsPlain>& row, Index first) const {
+    return {row.scores.fetch(first), row.mask.fetch(first)};
+  }
   template <typename Index>
-  __device__ __forceinline__ Held load(const Row& row, Index first, Index end) const {
-    return {load_vector(row.scores, first, end, row.shift, from_accumulator<T>(Acc{0})),
-            selected_columns<N>(row.mask, first, end)};
+  __device__ __forceinline__ Raw<false> gather(const Row<false>& row, Index first,
+                                               Index end) const {
+    return {row.scores.gather(first, end), row.mask.gather(first, end)};
   }
 
-  __device__ __forceinline__ Held removed() const { return {zero_vector<T>(), 0u}; }
-
-  __device__ __forceinline__ Acc z(const Held& held, int k) const {
-    const Acc z = to_accumulator<Acc>(element(held.scores, k)) * scale;
-    return is_selected(held, k) ? z : negative_infinity(Acc{});
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
+                                         Index first, Index end) const {
+    Held held = row.scores.take(raw.scores);
+    uint32_t flags[FlagReader<N, kIsPlain>::kWords];
+    row.mask.take(raw.mask, first, flags);
+    replace_flagged(held, flags, removed_vector<T>());
+    return held;
   }
 
-  __device__ __forceinline__ bool is_selected(const Held& held, int k) const {
-    return held.selected >> k & 1u;
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ uint32_t selected(const Row<kIsPlain>& row, Index first,
+                                               Index end) const {
+    return row.mask.clear_bits(first, end);
   }
-
-  static __device__ __forceinline__ void between_passes(Held& held) { keep_packed(held.scores); }
 };
 
 }  // namespace sms_plugin

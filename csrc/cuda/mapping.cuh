@@ -8,85 +8,157 @@
 
 namespace sms_plugin {
 
-// kLanes threads share a row, kVectors vectors of 16 bytes each; blocks have kThreads threads.
-template <int kLanes_, int kVectors_>
+// kLanes threads share a row, kVectors vectors of 16 bytes each. Blocks have kThreads threads. A
+// multiprocessor has to hold at least kResident threads: what keeps enough loads in flight, in as
+// many registers as a row needs (left to itself the compiler spills to make room for more).
+template <int kLanes_, int kVectors_, int kResident = 1024,
+          int kThreads_ = (kLanes_ <= kWarpSize ? 128 : kLanes_)>
 struct Mapping {
   static constexpr int kLanes = kLanes_;
   static constexpr int kVectors = kVectors_;
-  static constexpr int kThreads = kLanes_ > kWarpSize ? kLanes_ : 128;
-  static constexpr int kRowsPerBlock = kThreads / kLanes_;
+  static constexpr int kThreads = kThreads_;
+  static constexpr int kRowsPerBlock = kThreads_ / kLanes_;
+  static constexpr bool kIsStreaming = kVectors_ == 1 && kLanes_ > 256;
+
+  // Rows that start anywhere need half as many registers again.
+  static constexpr int min_blocks(bool is_plain) {
+    const int threads = is_plain ? kResident : kResident * 5 / 8;
+    return threads > kThreads_ ? threads / kThreads_ : 1;
+  }
+
+  // Which row a thread works on, and its place among those that share the row.
+  static __device__ __forceinline__ int64_t row() {
+    return static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kLanes;
+  }
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
 };
 
 // Rows that don't fit in registers are read in steps of a vector a thread, summed in this many
 // accumulators in turn. Eight of them give the order of the tree for rows of up to eight steps:
 // where a kernel keeps such a row in registers and where it streams is no part of the result.
 // Doubles have one limit for all kernels, so that one accumulator is enough.
-constexpr int kStreamingThreads = 512;
+using Streaming = Mapping<512, 1>;
 template <typename Acc>
 constexpr int kStreamingSums = sizeof(Acc) == sizeof(double) ? 1 : 8;
 
-// Which table a load functor uses.
+// What a thread keeps of a vector, and with it how many it can hold.
 enum class Table {
-  kFine,    // rows stay packed: the mapping decides the speed
-  kCoarse,  // z is held in 32 or 64 bits: fewer kernels, and none that spills
+  kPacked,  // 16 bytes
+  kMasked,  // the same, and a mask on its way
+  kPair,    // two operands of 16 bytes
+  kWide,    // a float32 for each value
+  kDouble,  // float64: few kernels, and none that spills
 };
 
-// Blocks that a multiprocessor has to hold: left to itself the compiler spills to make room for
-// more. Load::kResidentThreads is what keeps enough loads in flight in as many registers as its row
-// needs.
-template <typename Load>
-constexpr int min_blocks(int threads) {
-  return Load::kResidentThreads > threads ? Load::kResidentThreads / threads : 1;
-}
+// Longer rows are cut into parts of at most so many vectors; or streamed, where there is no limit.
+template <Table kTable>
+constexpr int64_t kMaxWhole = kTable == Table::kPacked || kTable == Table::kMasked ? 4096
+                              : kTable == Table::kPair                             ? 2048
+                                                                                   : INT64_MAX;
 
-// Calls `launch` with the mapping of a row of `vectors` vectors. Rows of up to 1 KB share a warp,
-// so that each lane has two loads in flight; from 4 KB on a block owns a row, as narrow as the row
-// allows: several rows then overlap their barriers. The order of summation is the same under every
-// mapping (tree_sum): the table can be tuned without changing a bit of any result.
-template <typename Load, typename Launch>
-void with_mapping(int64_t vectors, Launch&& launch) {
-  if constexpr (Load::kTable == Table::kCoarse) {
-    if (vectors <= 8) return launch(Mapping<4, 2>{});
-    if (vectors <= 32) return launch(Mapping<16, 2>{});
-    if (vectors <= 128) return launch(Mapping<32, 4>{});
-    if (vectors <= 256) return launch(Mapping<64, 4>{});
-    if (vectors <= 512) return launch(Mapping<128, 4>{});
-    if constexpr (Load::kMaxResident > 512) {
-      if (vectors <= 2048) return launch(Mapping<512, 4>{});
-    }
-    if constexpr (Load::kMaxResident > 2048) return launch(Mapping<1024, 4>{});
-  } else {
+// Calls `launch` with the mapping of a row of `vectors` vectors. Measured on an H200
+// (scripts/results/NOTES.md): two loads a lane for short rows; from 1 KB on four, the row as narrow
+// as it can be, so that several rows overlap their barriers. Half of a causal row isn't loaded: it
+// takes twice the vectors for as much to be in flight. Rows that a block can't hold are
+// cut into parts (parts.cuh), or streamed. The order of summation is the same
+// under every mapping (tree_sum): the table can be tuned without changing a bit of any result.
+template <Table kTable, typename Launch>
+void with_mapping(int64_t vectors, bool is_causal, Launch&& launch) {
+  if constexpr (kTable == Table::kPacked || kTable == Table::kMasked) {
     if (vectors <= 2) return launch(Mapping<2, 1>{});
     if (vectors <= 8) return launch(Mapping<4, 2>{});
+    if (is_causal) {
+      if (vectors <= 16) return launch(Mapping<4, 4>{});
+      if (vectors <= 32) return launch(Mapping<8, 4>{});
+      if (vectors <= 64) return launch(Mapping<16, 4>{});
+    }
     if (vectors <= 16) return launch(Mapping<8, 2>{});
     if (vectors <= 32) return launch(Mapping<16, 2>{});
+    if (vectors <= 48) return launch(Mapping<16, 3>{});
     if (vectors <= 64) return launch(Mapping<32, 2>{});
+    if (vectors <= 96) return launch(Mapping<32, 3>{});
     if (vectors <= 128) return launch(Mapping<32, 4>{});
+    if (vectors <= 160) return launch(Mapping<32, 5>{});
     if (vectors <= 256) return launch(Mapping<64, 4>{});
-    if (vectors <= 512) return launch(Mapping<512 / Load::kMaxVectors, Load::kMaxVectors>{});
-    if (vectors <= 1024) return launch(Mapping<1024 / Load::kMaxVectors, Load::kMaxVectors>{});
-    if (vectors <= 2048) return launch(Mapping<2048 / Load::kMaxVectors, Load::kMaxVectors>{});
-    if constexpr (Load::kMaxResident > 2048) return launch(Mapping<512, 8>{});
+    if (vectors <= 320) return launch(Mapping<64, 5>{});
+    if (vectors <= 512) return launch(Mapping<128, 4>{});
+    if (vectors <= 640) return launch(Mapping<128, 5>{});
+    if (vectors <= 1024) return launch(Mapping<256, 4>{});
+    if constexpr (kTable == Table::kMasked) {
+      if (vectors <= 2048) return launch(Mapping<256, 8, 768>{});
+      return launch(Mapping<512, 8, 512>{});
+    } else {
+      if (vectors <= 2048) return launch(Mapping<256, 8>{});
+      return launch(Mapping<512, 8>{});
+    }
+  } else if constexpr (kTable == Table::kPair) {
+    if (vectors <= 2) return launch(Mapping<2, 1>{});
+    if (vectors <= 8) return launch(Mapping<4, 2>{});
+    if (is_causal) {
+      if (vectors <= 16) return launch(Mapping<4, 4>{});
+      if (vectors <= 32) return launch(Mapping<8, 4>{});
+      if (vectors <= 64) return launch(Mapping<16, 4>{});
+    }
+    if (vectors <= 16) return launch(Mapping<8, 2>{});
+    if (vectors <= 32) return launch(Mapping<16, 2>{});
+    if (vectors <= 48) return launch(Mapping<16, 3>{});
+    if (vectors <= 64) return launch(Mapping<32, 2>{});
+    if (vectors <= 96) return launch(Mapping<32, 3>{});
+    if (vectors <= 128) return launch(Mapping<32, 4>{});
+    if (vectors <= 160) return launch(Mapping<64, 3>{});
+    if (vectors <= 256) return launch(Mapping<64, 4>{});
+    if (vectors <= 384) return launch(Mapping<128, 3>{});
+    if (vectors <= 512) return launch(Mapping<128, 4>{});
+    if (vectors <= 768) return launch(Mapping<256, 3>{});
+    if (vectors <= 1024) return launch(Mapping<256, 4>{});
+    return launch(Mapping<512, 4>{});
+  } else if constexpr (kTable == Table::kWide) {
+    if (vectors <= 8) return launch(Mapping<4, 2, 768>{});
+    if (vectors <= 16) return launch(Mapping<4, 4, 640>{});
+    if (vectors <= 32) return launch(Mapping<8, 4, 640>{});
+    if (vectors <= 48) return launch(Mapping<16, 3, 640>{});
+    if (vectors <= 64) return launch(Mapping<16, 4, 640>{});
+    if (vectors <= 96) return launch(Mapping<32, 3, 640>{});
+    if (vectors <= 128) return launch(Mapping<32, 4, 640>{});
+    if (vectors <= 160) return launch(Mapping<64, 3, 640>{});
+    if (vectors <= 256) return launch(Mapping<64, 4, 640>{});
+    if (vectors <= 512) return launch(Mapping<128, 4, 640>{});
+    if (vectors <= 1024) return launch(Mapping<256, 4, 512>{});
+    if (vectors <= 2048) return launch(Mapping<512, 4, 512>{});
+    return launch(Streaming{});
+  } else {
+    if (vectors <= 8) return launch(Mapping<4, 2, 512>{});
+    if (vectors <= 32) return launch(Mapping<16, 2, 512>{});
+    if (vectors <= 128) return launch(Mapping<32, 4, 512>{});
+    if (vectors <= 512) return launch(Mapping<128, 4, 512>{});
+    return launch(Streaming{});
   }
 }
 
 // The same for the kernel that also sums a bias gradient: it holds 32 bits more for each element,
-// hence fewer vectors a lane.
-template <typename Load>
-constexpr int64_t kMaxBiasedVectors = sizeof(typename Load::Scalar) == 8 ? 256 : 2048;
+// and the loads of the next row.
+template <typename T>
+constexpr int64_t kMaxBiasedVectors = sizeof(T) == 8 ? 256 : 1024;
 
-template <typename Load, typename Launch>
+template <typename T, typename Launch>
 void with_biased_mapping(int64_t vectors, Launch&& launch) {
-  if (vectors <= 8) return launch(Mapping<4, 2>{});
-  if (vectors <= 16) return launch(Mapping<8, 2>{});
-  if (vectors <= 32) return launch(Mapping<16, 2>{});
-  if (vectors <= 64) return launch(Mapping<32, 2>{});
-  if (vectors <= 128) return launch(Mapping<64, 2>{});
-  if (vectors <= 256) return launch(Mapping<128, 2>{});
-  if constexpr (kMaxBiasedVectors<Load> > 256) {
-    if (vectors <= 512) return launch(Mapping<256, 2>{});
-    if (vectors <= 1024) return launch(Mapping<512, 2>{});
-    if (vectors <= 2048) return launch(Mapping<512, 4>{});
+  if (vectors <= 4) return launch(Mapping<4, 1>{});
+  if (vectors <= 8) return launch(Mapping<8, 1>{});
+  if (vectors <= 16) return launch(Mapping<16, 1>{});
+  if constexpr (sizeof(T) == 4) {
+    if (vectors <= 32) return launch(Mapping<32, 1>{});
+    if (vectors <= 64) return launch(Mapping<64, 1>{});
+  }
+  if (vectors <= 32) return launch(Mapping<16, 2, 512>{});
+  if (vectors <= 48) return launch(Mapping<16, 3, 384>{});
+  if (vectors <= 64) return launch(Mapping<32, 2, 512>{});
+  if (vectors <= 96) return launch(Mapping<32, 3, 384>{});
+  if (vectors <= 128) return launch(Mapping<64, 2, 512>{});
+  if (vectors <= 192) return launch(Mapping<64, 3, 384>{});
+  if (vectors <= 256) return launch(Mapping<128, 2, 512>{});
+  if constexpr (sizeof(T) < 8) {
+    if (vectors <= 512) return launch(Mapping<256, 2, 512>{});
+    return launch(Mapping<512, 2, 512>{});
   }
 }
 

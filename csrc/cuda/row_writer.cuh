@@ -3,82 +3,136 @@
 #pragma once
 
 #include "primitives.cuh"
+#include "row_reader.cuh"
 
 namespace sms_plugin {
 
+// Whether the rows of a contiguous result consist of whole, aligned vectors.
+template <typename T>
+__device__ __forceinline__ bool has_whole_rows(const T* data, int64_t cols) {
+  return misalignment(data) == 0 && cols % kVectorSize<T> == 0;
+}
+
 // Stores the vectors of a row that kLanes neighbouring threads hold, one stripe after the other.
 //
-// A row behind a 16-byte boundary (odd lengths) has vectors across two aligned granules each. A
-// lane then stores the granule made of its left neighbour's end and its own beginning; the two ends
-// of what a warp holds side by side go out value by value. Every lane of a warp has to call
-// `store`.
-template <typename T, int kLanes>
+// Vectors that are whole and aligned go out as they are, in a plain launch or else if `is_whole`.
+// Otherwise what a warp holds of a stripe, a segment, goes through shared memory, where it is
+// shifted to the granules of the row: whole ones are stored at once, the two at the ends value by
+// value, a lane each. Every lane of a warp has to call `store` then.
+template <typename T, int kLanes, bool kIsPlain>
 class RowWriter {
  public:
   static constexpr int N = kVectorSize<T>;
-  static constexpr int kSegment = kLanes < kWarpSize ? kLanes : kWarpSize;
+  static constexpr int kSize = static_cast<int>(sizeof(T));
+  static constexpr int kSegment = kLanes < kWarpSize ? kLanes : kWarpSize;  // lanes
+  static constexpr int kGranules = kSegment + 1;  // of a segment that starts behind a boundary
 
-  __device__ __forceinline__ RowWriter(T* row,  // [cols]
-                                       int64_t cols)
-      : row_(row), cols_(cols), shift_(misalignment(row)) {
-    any_shifted_ = sizeof(T) < sizeof(double) && __any_sync(0xffffffffu, shift_ != 0);
+  // A granule takes five words: lanes that write or read one each use different banks.
+  template <int kThreads>
+  struct Staging {
+    uint32_t words[kIsPlain ? 1 : kThreads / kSegment][kIsPlain ? 1 : 5 * kGranules];
+  };
+
+  // Columns count from the first of the thread, as in RowReader. `cols` is what is left of the row
+  // from there, or 0 or less.
+  template <int kThreads>
+  __device__ __forceinline__ RowWriter(T* row,  // from the first column of the thread on
+                                       int64_t cols, Staging<kThreads>& staging, bool is_whole)
+      : row_(row), cols_(cols), is_whole_(is_whole) {
+    if constexpr (!kIsPlain) {
+      lane_ = static_cast<int>(threadIdx.x) % kSegment;
+      buffer_ = staging.words[threadIdx.x / kSegment];
+      T* segment = row - lane_ * N;
+      begin_ = static_cast<int>(misalignment(segment));
+      aligned_ = reinterpret_cast<char*>(segment) - begin_;
+    }
   }
 
-  // Whether `store` must be called by all lanes, zeros included, and not just by those that have
-  // something.
-  __device__ __forceinline__ bool needs_all_lanes() const { return any_shifted_; }
-
-  // Stores columns [first, first + N) that lie within the row; `first` may lie beyond it.
+  // Stores columns [first, first + N) that lie within the row; `first` may lie beyond it unless
+  // the launch is plain.
   template <typename Index>
   __device__ __forceinline__ void store(Index first, const Vector<T>& vector) const {
-    if (any_shifted_) {
-      store_shifted(first, vector);
-    } else if (shift_ == 0 && first + N <= cols_) {
+    if constexpr (kIsPlain) {
       *reinterpret_cast<Vector<T>*>(row_ + first) = vector;
+    } else if (is_whole_) {
+      if (first < cols_) *reinterpret_cast<Vector<T>*>(row_ + first) = vector;
     } else {
-      store_values(first, vector, 0, N);
+      store_segment(first, vector);
     }
   }
 
  private:
-  // Values [begin, end) of a vector, as far as they lie within the row.
-  template <typename Index>
-  __device__ __forceinline__ void store_values(Index first, const Vector<T>& vector, int begin,
-                                               int end) const {
+  static __device__ __forceinline__ int slot(int word) { return word + (word >> 2); }
+
+  // Puts the lane's vector `begin_` bytes behind the start of its granule.
+  __device__ __forceinline__ void put(const Vector<T>& vector) const {
+    uint32_t* granule = buffer_ + 5 * lane_;
+    const int word = begin_ >> 2;
+    if (kSize > 2 || (begin_ & 2) == 0) {
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (k >= begin && k < end && first + k < cols_) row_[first + k] = element(vector, k);
+      for (int w = 0; w < 4; ++w) granule[slot(word + w)] = vector.words[w];
+      return;
     }
+    reinterpret_cast<uint16_t*>(granule + slot(word))[1] = static_cast<uint16_t>(vector.words[0]);
+#pragma unroll
+    for (int w = 0; w < 3; ++w) {
+      granule[slot(word + 1 + w)] = __funnelshift_r(vector.words[w], vector.words[w + 1], 16);
+    }
+    reinterpret_cast<uint16_t*>(granule + slot(word + 4))[0] =
+        static_cast<uint16_t>(vector.words[3] >> 16);
+  }
+
+  __device__ __forceinline__ T value_at(int byte) const {
+    const uint32_t* word = buffer_ + slot(byte >> 2);
+    Vector<T> vector = zero_vector<T>();
+    if constexpr (kSize == 2) {
+      vector.words[0] = reinterpret_cast<const uint16_t*>(word)[byte >> 1 & 1];
+    } else {
+#pragma unroll
+      for (int w = 0; w < kSize / 4; ++w) vector.words[w] = word[w];
+    }
+    return element(vector, 0);
   }
 
   template <typename Index>
-  __device__ __forceinline__ void store_shifted(Index first, const Vector<T>& vector) const {
-    Vector<T> left;
+  __device__ __forceinline__ void store_segment(Index first, const Vector<T>& vector) const {
+    // Bytes [begin_, end) of the buffer belong to the row.
+    const int64_t left = cols_ + lane_ * N - first;
+    const int values = left < 0 ? 0 : left < kSegment * N ? static_cast<int>(left) : kSegment * N;
+    const int end = begin_ + values * kSize;
+    char* aligned = aligned_ + static_cast<int64_t>(first) * kSize;
+
+    put(vector);
+    __syncwarp();  // the segment is complete
+    const int granule = lane_ * kVectorBytes;
+    if (granule >= begin_ && granule + kVectorBytes <= end) {
+      Vector<T> whole;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) left.words[w] = __shfl_up_sync(0xffffffffu, vector.words[w], 1);
-    if (shift_ == 0 && first + N <= cols_) {
-      *reinterpret_cast<Vector<T>*>(row_ + first) = vector;
-      return;
+      for (int w = 0; w < 4; ++w) whole.words[w] = buffer_[5 * lane_ + w];
+      *reinterpret_cast<Vector<T>*>(aligned + granule) = whole;
     }
-    const int lane = threadIdx.x % kSegment;
-    const int head = (kVectorBytes - static_cast<int>(shift_)) / static_cast<int>(sizeof(T));
-    const bool has_left = shift_ != 0 && lane > 0;
-    const bool has_right = shift_ != 0 && lane + 1 < kSegment;
-    const bool owns_granule = has_left && first + head <= cols_;
-    const bool right_owns_tail = has_right && first + N + head <= cols_;
-    if (owns_granule) {
-      *reinterpret_cast<Vector<T>*>(row_ + first - (N - head)) =
-          shifted(left, vector, kVectorBytes - shift_);
+    const int tail = end / kVectorBytes * kVectorBytes;  // the granule in which the segment ends
+#pragma unroll
+    for (int k = 0; k < N; k += kSegment) {
+      const int byte = (lane_ + k) * kSize;
+      if (byte >= kVectorBytes) break;
+      if (byte >= begin_ && byte < end && begin_ > 0) {
+        *reinterpret_cast<T*>(aligned + byte) = value_at(byte);
+      }
+      if (tail + byte < end && (tail > 0 || begin_ == 0)) {
+        *reinterpret_cast<T*>(aligned + tail + byte) = value_at(tail + byte);
+      }
     }
-    const int begin = owns_granule ? head : 0;
-    const int end = right_owns_tail ? head : N;
-    if (begin < end) store_values(first, vector, begin, end);
+    __syncwarp();  // the segment is read: the next may overwrite it
   }
 
   T* row_;
   int64_t cols_;
-  uint32_t shift_;
-  bool any_shifted_;
+  bool is_whole_;
+  int lane_;
+  int begin_;  // bytes that a segment starts behind a boundary
+  uint32_t* buffer_;
+  char* aligned_;  // that boundary, for the segment at `first` = 0
 };
 
 }  // namespace sms_plugin

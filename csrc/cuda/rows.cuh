@@ -27,7 +27,8 @@ struct FastDivisor {
 
 struct RowOffsets {
   int64_t operand[kMaxOperands];
-  int64_t query;  // index within the innermost row dimension
+  int64_t row;    // of a contiguous [rows, cols]
+  int64_t query;  // which query it is, if the query dimension was kept
 };
 
 // A trivially copyable twin of RowLayout.
@@ -40,37 +41,61 @@ struct DeviceRowLayout {
   int64_t sizes[kMaxRowDims];
   FastDivisor divisors[kMaxRowDims];
   int64_t strides[kMaxOperands][kMaxRowDims];
+  int64_t row_strides[kMaxRowDims];
+  int64_t query_strides[kMaxRowDims];
 
   explicit DeviceRowLayout(const RowLayout& host)
       : rows(host.rows), cols(host.cols), dims(host.dims), is_wide(host.rows > INT32_MAX) {
     for (int k = 0; k < kMaxOperands; ++k) col_strides[k] = host.col_strides[k];
+    row_strides[0] = query_strides[0] =
+        0;  // a single row has no dimension, and is read as if it had one
+    for (int k = 0; k < kMaxOperands; ++k) strides[k][0] = 0;
     for (int d = 0; d < dims; ++d) {
       sizes[d] = host.sizes[d];
       if (!is_wide) divisors[d] = FastDivisor(static_cast<uint32_t>(host.sizes[d]));
+      row_strides[d] = host.row_strides[d];
+      query_strides[d] = host.query_strides[d];
       for (int k = 0; k < kMaxOperands; ++k) strides[k][d] = host.strides[k][d];
     }
   }
 
-  // Where `row` starts in the first kOperands operands.
+  // Where the row that comes `turn`-th starts in the first kOperands operands.
   template <int kOperands>
-  __device__ __forceinline__ RowOffsets offsets(int64_t row) const {
-    RowOffsets result;
-#pragma unroll
-    for (int k = 0; k < kOperands; ++k) result.operand[k] = 0;
-    result.query = row;
-    for (int d = 0; d < dims; ++d) {
-      int64_t index = row;
-      if (d + 1 < dims) {
-        const int64_t rest =
-            is_wide ? row / sizes[d] : divisors[d].quotient(static_cast<uint32_t>(row));
-        index = row - rest * sizes[d];
-        row = rest;
-      }
-      if (d == 0) result.query = index;
-#pragma unroll
-      for (int k = 0; k < kOperands; ++k) result.operand[k] += index * strides[k][d];
+  __device__ __forceinline__ RowOffsets offsets(int64_t turn) const {
+    RowOffsets result{};
+    if (is_wide) {
+      add_dimensions<kOperands>(turn, result);
+    } else if (dims > 1) {
+      add_dimensions<kOperands>(static_cast<uint32_t>(turn), result);
+    } else {
+      add_dimension<kOperands>(0, static_cast<uint32_t>(turn), result);
     }
     return result;
+  }
+
+ private:
+  template <int kOperands, typename Index>
+  __device__ __forceinline__ void add_dimension(int d, Index index, RowOffsets& offsets) const {
+    offsets.query += index * query_strides[d];
+    offsets.row += index * row_strides[d];
+#pragma unroll
+    for (int k = 0; k < kOperands; ++k) offsets.operand[k] += index * strides[k][d];
+  }
+
+  __device__ __forceinline__ uint32_t quotient(uint32_t n, int d) const {
+    return divisors[d].quotient(n);
+  }
+  __device__ __forceinline__ int64_t quotient(int64_t n, int d) const { return n / sizes[d]; }
+
+  template <int kOperands, typename Index>
+  __device__ __forceinline__ void add_dimensions(Index turn, RowOffsets& offsets) const {
+#pragma unroll 1
+    for (int d = 0; d + 1 < dims; ++d) {
+      const Index rest = quotient(turn, d);
+      add_dimension<kOperands>(d, turn - rest * static_cast<Index>(sizes[d]), offsets);
+      turn = rest;
+    }
+    add_dimension<kOperands>(dims - 1, turn, offsets);
   }
 };
 

@@ -16,7 +16,7 @@
 #include "../operands.h"
 #include "launch.h"
 #include "stream.h"
-#include "terms.cuh"
+#include "term_kind.h"
 
 namespace sms_plugin {
 namespace {
@@ -66,6 +66,14 @@ ScalarType accumulator_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
+// Memory of `like`'s device for kernels to exchange results in, held by `memory`.
+Workspace workspace_of(const Tensor& like, Tensor& memory) {
+  return [&](int64_t bytes) {
+    memory = torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
+    return memory.mutable_data_ptr();
+  };
+}
+
 Tensor scaled_mask_softmax(const Tensor& scores_in, const std::optional<Tensor>& mask,
                            const std::optional<Tensor>& bias, double scale, bool is_causal) {
   count_call(Op::kForward, CountedDevice::kCuda);
@@ -74,13 +82,15 @@ Tensor scaled_mask_softmax(const Tensor& scores_in, const std::optional<Tensor>&
   Tensor probs = torch::stable::new_empty(scores, shape_of(scores));
   if (scores.numel() == 0) return probs;
 
+  Tensor memory;
   const ForwardArguments arguments{scores.const_data_ptr(),
                                    host_term(mask),
                                    host_term(bias),
                                    probs.mutable_data_ptr(),
                                    scale,
                                    causal_limit(scores, is_causal),
-                                   forward_layout(scores, mask, bias, is_causal)};
+                                   forward_layout(scores, mask, bias, is_causal),
+                                   workspace_of(scores, memory)};
   const cudaStream_t stream = current_stream(scores.get_device_index());
   with_kernel_type(scores.scalar_type(),
                    [&](auto type) { launch_forward<decltype(type)>(arguments, stream); });
@@ -93,29 +103,62 @@ struct Wish {
   std::optional<ScalarType> dtype;
 };
 
-// The tensors of one bias gradient, and what the kernels need to know of it.
-struct BiasGrad {
-  Tensor grad;
-  Tensor partial;
-  BiasGradArguments arguments;
+// Where the gradient of a mask or bias comes from.
+enum class Source {
+  kDz,       // it is dz itself, written beside grad_scores
+  kOnePass,  // summed in the pass that writes grad_scores
+  kDots,     // a pass of its own, which reads the dot of every row
 };
 
+struct BiasGrad {
+  Tensor grad;
+  Source source;
+  BiasGradArguments arguments;  // without partial sums
+};
+
+// One gradient at most comes out of the pass that writes grad_scores.
+template <typename T>
 BiasGrad make_bias_grad(const Tensor& grad_probs, const Tensor& probs,
-                        const BackwardArguments& backward, const Wish& wish) {
+                        const BackwardArguments& backward, const Wish& wish, bool in_first_pass) {
   Tensor grad = torch::stable::new_empty(probs, wish.shape, wish.dtype);
   const BiasReduction reduction = bias_reduction(grad_probs, probs, wish.shape);
-  const int64_t chunks = bias_grad_chunks(reduction.kept, reduction.reduced, reduction.cols_kept);
-  Tensor partial = torch::stable::new_empty(probs, {chunks, grad.numel()},
-                                            accumulator_dtype(probs.scalar_type()));
-  const BiasGradArguments arguments{backward,
-                                    partial.mutable_data_ptr(),
-                                    grad.mutable_data_ptr(),
-                                    static_cast<int>(term_kind(*wish.dtype)),
-                                    chunks,
-                                    reduction.kept,
-                                    reduction.reduced,
-                                    reduction.cols_kept};
-  return {grad, partial, arguments};
+  const BiasGradArguments arguments{
+      backward,
+      nullptr,
+      grad.mutable_data_ptr(),
+      static_cast<int>(term_kind(*wish.dtype)),
+      bias_grad_chunks(reduction.kept, reduction.reduced, reduction.cols_kept),
+      reduction.kept,
+      reduction.reduced,
+      reduction.cols_kept};
+  const Source source = !in_first_pass           ? Source::kDots
+                        : takes_dz<T>(arguments) ? Source::kDz
+                        : takes_backward_biased<T>(arguments.kept, arguments.cols_kept)
+                            ? Source::kOnePass
+                            : Source::kDots;
+  return {grad, source, arguments};
+}
+
+// Runs the kernels of one gradient. grad_scores and the dots are written by then, unless it comes
+// out of the pass that writes them.
+template <typename T>
+void launch(BiasGrad& bias, const Tensor& probs, cudaStream_t stream) {
+  if (bias.source == Source::kDz) {
+    bias.arguments.backward.dz = bias.arguments.grad_bias;
+    return launch_backward<T>(bias.arguments.backward, stream);
+  }
+  // Freed in the order of the stream when this returns.
+  Tensor partial;
+  if (bias.source == Source::kDots || !is_final<T>(bias.arguments)) {
+    partial = torch::stable::new_empty(probs, {bias.arguments.chunks, bias.grad.numel()},
+                                       accumulator_dtype(probs.scalar_type()));
+    bias.arguments.partial = partial.mutable_data_ptr();
+  }
+  if (bias.source == Source::kOnePass) {
+    launch_backward_biased<T>(bias.arguments, stream);
+  } else {
+    launch_bias_grad<T>(bias.arguments, stream);
+  }
 }
 
 std::tuple<Tensor, Tensor, Tensor> scaled_mask_softmax_backward(
@@ -141,42 +184,40 @@ std::tuple<Tensor, Tensor, Tensor> scaled_mask_softmax_backward(
     return {grad_scores, grads[0], grads[1]};
   }
 
-  const RowLayout layout = backward_layout(grad_probs, probs, is_causal);
-  const bool needs_dots = mask_dtype || bias_dtype;
-  Tensor dots = torch::stable::new_empty(probs, {needs_dots ? layout.rows : 0},
-                                         accumulator_dtype(probs.scalar_type()));
-  const BackwardArguments backward{grad_probs.const_data_ptr(),
-                                   probs.const_data_ptr(),
-                                   grad_scores.mutable_data_ptr(),
-                                   needs_dots ? dots.mutable_data_ptr() : nullptr,
-                                   nullptr,
-                                   scale,
-                                   causal_limit(probs, is_causal),
-                                   layout};
+  Tensor memory;
+  BackwardArguments backward{grad_probs.const_data_ptr(),
+                             probs.const_data_ptr(),
+                             grad_scores.mutable_data_ptr(),
+                             nullptr,
+                             nullptr,
+                             scale,
+                             causal_limit(probs, is_causal),
+                             backward_layout(grad_probs, probs, is_causal),
+                             workspace_of(probs, memory)};
   const cudaStream_t stream = current_stream(probs.get_device_index());
   with_kernel_type(probs.scalar_type(), [&](auto type) {
     using T = decltype(type);
-    // One gradient at most comes out of the same pass as grad_scores; the other reads the dots.
-    bool has_grad_scores = false;
+    std::vector<BiasGrad> biases;
+    bool needs_dots = false;
     for (int w = 1; w >= 0; --w) {
       if (!wishes[w].dtype) continue;
-      const BiasGrad bias = make_bias_grad(grad_probs, probs, backward, wishes[w]);
-      grads[w] = bias.grad;
-      const bool in_one_pass =
-          takes_backward_biased<T>(bias.arguments.kept, bias.arguments.cols_kept);
-      if (!has_grad_scores && in_one_pass) {
-        launch_backward_biased<T>(bias.arguments, stream);
-      } else if (!has_grad_scores && takes_dz<T>(bias.arguments)) {
-        BackwardArguments with_dz = backward;
-        with_dz.dz = bias.arguments.grad_bias;
-        launch_backward<T>(with_dz, stream);
-      } else {
-        if (!has_grad_scores) launch_backward<T>(backward, stream);
-        launch_bias_grad<T>(bias.arguments, stream);
-      }
-      has_grad_scores = true;
+      biases.push_back(make_bias_grad<T>(grad_probs, probs, backward, wishes[w], biases.empty()));
+      grads[w] = biases.back().grad;
+      needs_dots = needs_dots || biases.back().source == Source::kDots;
     }
-    if (!has_grad_scores) launch_backward<T>(backward, stream);
+    Tensor dots;
+    if (needs_dots) {
+      dots = torch::stable::new_empty(probs, {backward.layout.rows},
+                                      accumulator_dtype(probs.scalar_type()));
+      backward.dots = dots.mutable_data_ptr();
+    }
+    if (biases.empty() || biases.front().source == Source::kDots) {
+      launch_backward<T>(backward, stream);
+    }
+    for (BiasGrad& bias : biases) {
+      bias.arguments.backward = backward;
+      launch<T>(bias, probs, stream);
+    }
   });
   return {grad_scores, grads[0], grads[1]};
 }

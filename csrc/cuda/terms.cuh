@@ -3,39 +3,13 @@
 #pragma once
 
 #include "loads.cuh"
+#include "term_kind.h"
 
 namespace sms_plugin {
-
-// What a mask or bias holds.
-enum class TermKind : int { kNone, kBool, kHalf, kBFloat16, kFloat, kDouble };
 
 struct Term {
   const void* data = nullptr;
   TermKind kind = TermKind::kNone;
-};
-
-// z of a vector of columns, and a bit a column that says what a bool mask selects.
-template <typename Acc, int N>
-struct HeldZ {
-  Acc z[N];
-  uint32_t selected;
-
-  // Columns from `end` on and those removed by selection become -inf, after all arithmetic.
-  template <typename Index>
-  __device__ __forceinline__ void remove(Index first, Index end) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (first + k >= end || !(selected >> k & 1u)) z[k] = negative_infinity(Acc{});
-    }
-  }
-
-  static __device__ __forceinline__ HeldZ removed() {
-    HeldZ held;
-#pragma unroll
-    for (int k = 0; k < N; ++k) held.z[k] = negative_infinity(Acc{});
-    held.selected = 0;
-    return held;
-  }
 };
 
 template <typename Acc>
@@ -43,70 +17,173 @@ __device__ __forceinline__ Acc eighth() {
   return static_cast<Acc>(1 / kHeadroom);
 }
 
-// One additive term of dtype U whose columns lie one after the other, with or without a bool mask
-// of the same kind: a bias and padding, ALiBi and padding, an additive mask.
-template <typename T, typename U>
-struct BiasedScores {
+// z of a vector of columns, in eighths: what functors with a term keep, and how they give it.
+template <typename T>
+struct HeldZ {
   using Scalar = T;
   using Acc = Accumulator<T>;
   static constexpr int N = kVectorSize<T>;
-  static constexpr int kPerLoad = kVectorSize<U>;
-  static constexpr Table kTable = Table::kCoarse;
-  static constexpr int kResidentThreads = sizeof(T) == 4 ? 768 : 640;
-  static constexpr int64_t kMaxResident = sizeof(T) == 4 ? 4096 : 2048;  // vectors a row, no spills
-  static_assert(N % kPerLoad == 0);
-  using Held = HeldZ<Acc, N>;
-
-  const T* scores;      // strided [rows, cols]
-  Acc scale;            // in eighths
-  const U* term;        // strided, broadcasts to [rows, cols]
-  const uint8_t* mask;  // same, or null
-  int term_operand;     // which operand of the layout the term is
-
-  struct Row {
-    const T* scores;      // [cols]
-    const U* term;        // [cols]
-    const uint8_t* mask;  // [cols], or null
-    uint32_t shift;       // misalignment of scores
-    uint32_t term_shift;  // misalignment of term
+  static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kWide;
+  static constexpr int kOperands = 3;  // of the layout
+  struct Held {
+    Acc z[N];
   };
 
-  __device__ __forceinline__ Row row(const DeviceRowLayout&, const RowOffsets& offsets) const {
-    const T* start = scores + offsets.operand[0];
-    const U* term_start = term + (term_operand == 1 ? offsets.operand[1] : offsets.operand[2]);
-    return {start, term_start, mask == nullptr ? nullptr : mask + offsets.operand[1],
-            misalignment(start), misalignment(term_start)};
+  // Columns from `left` on become removed.
+  static __device__ __forceinline__ void cut(Held& held, int left) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (k >= left) held.z[k] = negative_infinity(Acc{});
+    }
   }
 
-  template <typename Index>
-  __device__ __forceinline__ Held load(const Row& row, Index first, Index end) const {
-    const Vector<T> x = load_vector(row.scores, first, end, row.shift, from_accumulator<T>(Acc{0}));
-    Vector<U> values[N / kPerLoad];
+  __device__ __forceinline__ Acc value(const Held& held, int k) const { return held.z[k]; }
+
+  __device__ __forceinline__ Acc largest(const Held& held) const {
+    Acc largest = negative_infinity(Acc{});
 #pragma unroll
-    for (int c = 0; c < N / kPerLoad; ++c) {
-      values[c] = zero_vector<U>();
+    for (int k = 0; k < N; ++k) largest = larger(largest, held.z[k]);
+    return largest;
+  }
+
+  __device__ __forceinline__ Acc z_of(Acc value) const { return value; }
+  __device__ __forceinline__ float log2_factor() const {
+    return static_cast<float>(kHeadroom * kLog2E);
+  }
+  __device__ __forceinline__ bool is_ordinary() const { return true; }
+
+  static __device__ __forceinline__ void between_passes(Held&) {}
+};
+
+// One additive term of dtype U whose columns lie one after the other, with or without a bool mask
+// of the same kind: a bias and padding, ALiBi and padding, an additive mask. Removed scores become
+// -inf and their terms 0, so that nothing but -inf reaches z.
+template <typename T, typename U>
+struct BiasedScores : HeldZ<T> {
+  using Acc = Accumulator<T>;
+  using Held = typename HeldZ<T>::Held;
+  static constexpr int N = kVectorSize<T>;
+  static constexpr int kPerLoad = kVectorSize<U>;
+  static constexpr int kTermLoads = N / kPerLoad;
+  static_assert(N % kPerLoad == 0);
+
+  Operand<T> scores;
+  Acc scale;  // in eighths; above 0: a removed score stays -inf
+  Operand<U> term;
+  Operand<uint8_t> mask;  // or null
+  int term_operand;       // which operand of the layout the term is
+
+  BiasedScores(const Operand<T>& operand, double factor, const Operand<U>& added,
+               const Operand<uint8_t>& flags, int which)
+      : scores(operand),
+        scale(static_cast<Acc>(factor / kHeadroom)),
+        term(added),
+        mask(flags),
+        term_operand(which) {}
+
+  template <bool kIsPlain>
+  struct Row {
+    RowReader<T, kIsPlain> scores;
+    RowReader<U, kIsPlain> term;
+    FlagReader<N, kIsPlain> mask;
+    __device__ __forceinline__ bool is_inner() const { return scores.is_inner(); }
+  };
+  template <bool kIsPlain>
+  struct Raw {
+    RawVector<T, kIsPlain> scores;
+    RawVector<U, kIsPlain> term[kTermLoads];
+    typename FlagReader<N, kIsPlain>::Raw mask;
+  };
+
+  template <bool kIsPlain>
+  __device__ __forceinline__ Row<kIsPlain> row(const DeviceRowLayout& layout,
+                                               const RowOffsets& offsets, int64_t start) const {
+    Row<kIsPlain> row{
+        {scores, offsets.operand[0], layout.cols, start},
+        {term, term_operand == 1 ? offsets.operand[1] : offsets.operand[2], layout.cols, start},
+        {}};
+    bool is_inner = row.scores.is_inner() && row.term.is_inner();
+    if (mask.data != nullptr) {
+      row.mask = FlagReader<N, kIsPlain>(mask, offsets.operand[1], layout.cols, start);
+      is_inner = is_inner && row.mask.is_inner();
+    }
+    row.scores.keep_inner(is_inner);
+    row.term.keep_inner(is_inner);
+    row.mask.keep_inner(is_inner);
+    return row;
+  }
+
+  template <bool kIsPlain>
+  __device__ __forceinline__ Raw<kIsPlain> nothing() const {
+    Raw<kIsPlain> raw{};
+    raw.scores = unread<kIsPlain>(removed_vector<T>());
+    return raw;
+  }
+
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Raw<kIsPlain> fetch(const Row<kIsPlain>& row, Index first) const {
+    Raw<kIsPlain> raw{};
+    raw.scores = row.scores.fetch(first);
+#pragma unroll
+    for (int c = 0; c < kTermLoads; ++c) {
       const Index start = first + c * kPerLoad;
-      if (start < end) {
-        values[c] = load_vector(row.term, start, end, row.term_shift, from_accumulator<U>(0.0f));
+      if (kIsPlain || c == 0 || row.term.holds(start)) raw.term[c] = row.term.fetch(start);
+    }
+    if (mask.data != nullptr) raw.mask = row.mask.fetch(first);
+    return raw;
+  }
+  template <typename Index>
+  __device__ __forceinline__ Raw<false> gather(const Row<false>& row, Index first,
+                                               Index end) const {
+    Raw<false> raw{};
+    raw.scores = row.scores.gather(first, end);
+#pragma unroll
+    for (int c = 0; c < kTermLoads; ++c) {
+      raw.term[c] = row.term.gather(column_within(first + c * kPerLoad, end), end);
+    }
+    if (mask.data != nullptr) raw.mask = row.mask.gather(first, end);
+    return raw;
+  }
+
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
+                                         Index first, Index end) const {
+    Vector<T> x = row.scores.take(raw.scores);
+    Vector<U> terms[kTermLoads];
+#pragma unroll
+    for (int c = 0; c < kTermLoads; ++c) terms[c] = row.term.take(raw.term[c]);
+    if (mask.data != nullptr) {
+      uint32_t flags[FlagReader<N, kIsPlain>::kWords];
+      row.mask.take(raw.mask, first, flags);
+      replace_flagged(x, flags, removed_vector<T>());
+#pragma unroll
+      for (int c = 0; c < kTermLoads; ++c) {
+        uint32_t own[FlagReader<N, kIsPlain>::kWords];
+#pragma unroll
+        for (int w = 0; w < FlagReader<N, kIsPlain>::kWords; ++w) own[w] = 0;
+        if constexpr (kTermLoads == 1) {
+#pragma unroll
+          for (int w = 0; w < FlagReader<N, kIsPlain>::kWords; ++w) own[w] = flags[w];
+        } else {
+          own[0] = flags[c];  // four flags a load of float32
+        }
+        replace_flagged(terms[c], own, zero_vector<U>());
       }
     }
     Held held;
-    held.selected = row.mask == nullptr ? ~0u : selected_columns<N>(row.mask, first, end);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const Acc added = to_accumulator<Acc>(element(values[k / kPerLoad], k % kPerLoad));
+      const Acc added = to_accumulator<Acc>(element(terms[k / kPerLoad], k % kPerLoad));
       held.z[k] = fma(added, eighth<Acc>(), to_accumulator<Acc>(element(x, k)) * scale);
     }
-    held.remove(first, end);
     return held;
   }
 
-  __device__ __forceinline__ Held removed() const { return Held::removed(); }
-  __device__ __forceinline__ Acc z(const Held& held, int k) const { return held.z[k]; }
-  __device__ __forceinline__ bool is_selected(const Held& held, int k) const {
-    return held.selected >> k & 1u;
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ uint32_t selected(const Row<kIsPlain>& row, Index first,
+                                               Index end) const {
+    return mask.data == nullptr ? ~0u : row.mask.clear_bits(first, end);
   }
-  static __device__ __forceinline__ void between_passes(Held&) {}
 };
 
 // Columns [first, first + N) of a term row, in the accumulator; those from `end` on repeat the
@@ -121,31 +198,37 @@ __device__ __forceinline__ void read_term(const U* __restrict__ row,  // strided
   }
 }
 
-// Whatever else there is: two terms, dtypes that differ from the scores', columns with strides.
-// Value by value, with dtypes and strides known at run time only.
+// Whatever else there is: two terms, dtypes that differ from the scores', columns with strides,
+// scales that aren't above 0. Value by value, with dtypes and strides known at run time only.
 template <typename T>
-struct GeneralScores {
-  using Scalar = T;
+struct GeneralScores : HeldZ<T> {
   using Acc = Accumulator<T>;
+  using Held = typename HeldZ<T>::Held;
   static constexpr int N = kVectorSize<T>;
-  static constexpr Table kTable = Table::kCoarse;
-  static constexpr int kResidentThreads = 512;
-  static constexpr int64_t kMaxResident = sizeof(T) == 8 ? 512 : 2048;  // vectors a row, no spills
-  using Held = HeldZ<Acc, N>;
 
-  const T* scores;  // strided [rows, cols]
-  Acc scale;        // in eighths
-  Term mask;        // strided, broadcasts to [rows, cols]
-  Term bias;        // same
+  Operand<T> scores;
+  Acc scale;  // in eighths, with its sign
+  Term mask;  // strided, broadcasts to [rows, cols]
+  Term bias;  // same
 
+  GeneralScores(const Operand<T>& operand, double factor, const Term& mask_term,
+                const Term& bias_term)
+      : scores(operand),
+        scale(static_cast<Acc>(factor / kHeadroom)),
+        mask(mask_term),
+        bias(bias_term) {}
+
+  template <bool kIsPlain>
   struct Row {
-    const T* scores;   // [cols]
+    RowReader<T, kIsPlain> scores;
     const void* mask;  // strided [cols]
     const void* bias;  // strided [cols]
     int64_t mask_stride;
     int64_t bias_stride;
-    uint32_t shift;  // misalignment of scores
+    __device__ __forceinline__ bool is_inner() const { return scores.is_inner(); }
   };
+  template <bool kIsPlain>
+  using Raw = RawVector<T, kIsPlain>;
 
   static __device__ __forceinline__ const void* advance(const Term& term, int64_t offset) {
     const int64_t size = term.kind == TermKind::kDouble  ? 8
@@ -155,15 +238,29 @@ struct GeneralScores {
     return static_cast<const char*>(term.data) + offset * size;
   }
 
-  __device__ __forceinline__ Row row(const DeviceRowLayout& layout,
-                                     const RowOffsets& offsets) const {
-    const T* start = scores + offsets.operand[0];
-    return {start,
-            advance(mask, offsets.operand[1]),
-            advance(bias, offsets.operand[2]),
+  template <bool kIsPlain>
+  __device__ __forceinline__ Row<kIsPlain> row(const DeviceRowLayout& layout,
+                                               const RowOffsets& offsets, int64_t start) const {
+    return {{scores, offsets.operand[0], layout.cols, start},
+            advance(mask, offsets.operand[1] + start * layout.col_strides[1]),
+            advance(bias, offsets.operand[2] + start * layout.col_strides[2]),
             layout.col_strides[1],
-            layout.col_strides[2],
-            misalignment(start)};
+            layout.col_strides[2]};
+  }
+
+  template <bool kIsPlain>
+  __device__ __forceinline__ Raw<kIsPlain> nothing() const {
+    return unread<kIsPlain>(removed_vector<T>());
+  }
+
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Raw<kIsPlain> fetch(const Row<kIsPlain>& row, Index first) const {
+    return row.scores.fetch(first);
+  }
+  template <typename Index>
+  __device__ __forceinline__ Raw<false> gather(const Row<false>& row, Index first,
+                                               Index end) const {
+    return row.scores.gather(first, end);
   }
 
   // z += term / 8, in whatever dtype the term is stored.
@@ -191,22 +288,29 @@ struct GeneralScores {
     for (int k = 0; k < N; ++k) z[k] = fma(values[k], eighth<Acc>(), z[k]);
   }
 
-  template <typename Index>
-  static __device__ __forceinline__ uint32_t select(const void* row, int64_t col_stride,
-                                                    Index first, Index end) {
-    const auto* flags = static_cast<const uint8_t*>(row);
-    uint32_t selected = 0;
+  // Bits of the columns that a bool mask keeps.
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ uint32_t selected(const Row<kIsPlain>& row, Index first,
+                                               Index end) const {
+    if (mask.kind != TermKind::kBool) return ~0u;
+    const auto* flags = static_cast<const uint8_t*>(row.mask);
+    uint32_t bits = 0;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      selected |= (flags[column_within(first + k, end) * col_stride] == 0 ? 1u : 0u) << k;
+      bits |= (flags[column_within(first + k, end) * row.mask_stride] == 0 ? 1u : 0u) << k;
     }
-    return selected;
+    return bits;
   }
 
-  template <typename Index>
-  __device__ __forceinline__ Held load(const Row& row, Index first, Index end) const {
-    const Vector<T> x = load_vector(row.scores, first, end, row.shift, from_accumulator<T>(Acc{0}));
+  template <bool kIsPlain, typename Index>
+  __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
+                                         Index first, Index end) const {
     Held held;
+    if (first >= end) {
+      HeldZ<T>::cut(held, 0);
+      return held;
+    }
+    const Vector<T> x = row.scores.take(raw);
 #pragma unroll
     for (int k = 0; k < N; ++k) held.z[k] = to_accumulator<Acc>(element(x, k)) * scale;
     // One copy of the code for both terms: two would spill.
@@ -216,18 +320,14 @@ struct GeneralScores {
       add(is_bias ? bias.kind : mask.kind, is_bias ? row.bias : row.mask,
           is_bias ? row.bias_stride : row.mask_stride, first, end, held.z);
     }
-    held.selected =
-        mask.kind == TermKind::kBool ? select(row.mask, row.mask_stride, first, end) : ~0u;
-    held.remove(first, end);
+    // Selection comes after all arithmetic.
+    const uint32_t kept = selected(row, first, end);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (!(kept >> k & 1u)) held.z[k] = negative_infinity(Acc{});
+    }
     return held;
   }
-
-  __device__ __forceinline__ Held removed() const { return Held::removed(); }
-  __device__ __forceinline__ Acc z(const Held& held, int k) const { return held.z[k]; }
-  __device__ __forceinline__ bool is_selected(const Held& held, int k) const {
-    return held.selected >> k & 1u;
-  }
-  static __device__ __forceinline__ void between_passes(Held&) {}
 };
 
 }  // namespace sms_plugin

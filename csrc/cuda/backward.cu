@@ -1,0 +1,60 @@
+#include "launch_backward.cuh"
+
+namespace sms_plugin {
+namespace {
+
+// Vectors of each operand of a part that a thread holds.
+constexpr int kBackwardPartVectors = 4;
+
+template <typename T, bool kIsPlain>
+void launch_backward_as(const BackwardArguments& arguments, cudaStream_t stream) {
+  using Load = GradAndProbs<T>;
+  const Load load = backward_load<T>(arguments);
+  const GradOut<T> out = backward_out<T>(arguments);
+  const DeviceRowLayout layout(arguments.layout);
+  const CausalLimit causal = arguments.causal;
+  const int64_t vectors = vectors_of<T>(layout.cols);
+  if constexpr (Load::kTable == Table::kPair) {
+    if (vectors > kMaxWhole<Table::kPair>) {
+      constexpr int kVectors = kBackwardPartVectors;
+      launch_parts(softmax_backward_parts<Load, kVectors, kIsPlain, Stage::kCluster>,
+                   softmax_backward_parts<Load, kVectors, kIsPlain, Stage::kTake>,
+                   softmax_backward_parts<Load, kVectors, kIsPlain, Stage::kFinish>,
+                   cut_rows(vectors, kPartThreads * kVectors, Load::N), layout.rows,
+                   2 * layout.rows * layout.cols * static_cast<int64_t>(sizeof(T)),
+                   arguments.workspace, stream, load, out, layout, causal);
+      return check_launch("softmax_backward_parts");
+    }
+  }
+  with_mapping<Load::kTable>(vectors, causal.is_causal, [&](auto mapping) {
+    using M = decltype(mapping);
+    const unsigned int blocks = blocks_for(layout.rows, M::kRowsPerBlock);
+    if constexpr (M::kIsStreaming) {
+      softmax_backward_streaming<Load, M, kIsPlain>
+          <<<blocks, M::kThreads, 0, stream>>>(load, out, layout, causal);
+    } else {
+      softmax_backward<Load, M, kIsPlain>
+          <<<blocks, M::kThreads, 0, stream>>>(load, out, layout, causal);
+    }
+  });
+  check_launch("softmax_backward");
+}
+
+}  // namespace
+
+template <typename T>
+void launch_backward(const BackwardArguments& arguments, cudaStream_t stream) {
+  if (arguments.layout.rows == 0 || arguments.layout.cols == 0) return;
+  if (is_plain_backward<T>(arguments)) {
+    launch_backward_as<T, true>(arguments, stream);
+  } else {
+    launch_backward_as<T, false>(arguments, stream);
+  }
+}
+
+template void launch_backward<__half>(const BackwardArguments&, cudaStream_t);
+template void launch_backward<__nv_bfloat16>(const BackwardArguments&, cudaStream_t);
+template void launch_backward<float>(const BackwardArguments&, cudaStream_t);
+template void launch_backward<double>(const BackwardArguments&, cudaStream_t);
+
+}  // namespace sms_plugin

@@ -1,0 +1,112 @@
+// Exponentials of a row, measured from its maximum. No torch here.
+//
+// z is kept at an eighth of its size: two finite dtype minima then never add up to -inf, so that
+// only -inf itself removes a key. The division is exact; the factor comes back inside the
+// exponential.
+
+#pragma once
+
+#include "primitives.cuh"
+
+namespace sms_plugin {
+
+constexpr double kHeadroom = 8.0;
+constexpr double kLog2E = 1.4426950408889634;
+
+template <typename Acc>
+struct Limits;
+template <>
+struct Limits<float> {
+  static constexpr float kMaxZ = FLT_MAX / 8;  // a larger z overflows: the row is NaN
+};
+template <>
+struct Limits<double> {
+  static constexpr double kMaxZ = DBL_MAX / 8;
+};
+
+__device__ __forceinline__ float negative_infinity(float) { return -INFINITY; }
+__device__ __forceinline__ double negative_infinity(double) {
+  return -static_cast<double>(INFINITY);
+}
+
+// 2^x. A result below 2^-126 is flushed to 0.
+__device__ __forceinline__ float exp2_flushed(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// bfloat16 holds probs that float32 exponentials flush to 0: it gets them from 2^64 times as large
+// ones. The added exponent costs up to 3e-6 of accuracy, much below its half unit in the last
+// place.
+template <typename T>
+constexpr int kExtraExponent = std::is_same_v<T, __nv_bfloat16> ? 64 : 0;
+
+// exp(8 x) * 2^kExtra for x <= 0.
+template <int kExtra>
+__device__ __forceinline__ float exp_of_eighth(float x) {
+  constexpr auto kEightLog2E = static_cast<float>(kHeadroom * kLog2E);
+  return exp2_flushed(kExtra == 0 ? x * kEightLog2E : fmaf(x, kEightLog2E, kExtra));
+}
+// A call, not a copy at each use: its temporaries would push the row out of the registers.
+template <int kExtra>
+static __device__ __noinline__ double exp_of_eighth(double x) {
+  static_assert(kExtra == 0);
+  return exp(x * kHeadroom);
+}
+
+__device__ __forceinline__ float reciprocal(float x) { return __frcp_rn(x); }
+__device__ __forceinline__ double reciprocal(double x) { return 1.0 / x; }
+
+// What the exponentials are measured from: the row's maximum; 0 for a row that keeps nothing, so
+// that all of it becomes exp(-inf); NaN for one that overflows or holds +inf. A NaN in the row
+// passes through max unseen and reaches the sum.
+template <typename Acc>
+__device__ __forceinline__ Acc row_shift(Acc maximum) {
+  if (maximum > Limits<Acc>::kMaxZ) return static_cast<Acc>(NAN);
+  return maximum == negative_infinity(Acc{}) ? Acc{0} : maximum;
+}
+
+template <typename Acc>
+__device__ __forceinline__ Acc row_factor(Acc sum) {
+  return sum == Acc{0} ? Acc{0} : reciprocal(sum);
+}
+
+// The exponentials of one row over a load functor.
+//
+// A regular row takes one multiply-add and one exponential a value: 2^(value * factor + offset).
+// offset is rounded, but the same for all of the row, so that its error cancels against the sum's;
+// beyond kRegular it could take the sum out of range. Those rows, float64 and every NaN subtract
+// the maximum first.
+template <typename Load>
+struct RowExponential {
+  using Acc = typename Load::Acc;
+  static constexpr int kExtra = kExtraExponent<typename Load::Scalar>;
+  static constexpr float kRegular = 1 << 20;  // of |z| / 8
+
+  Acc shift;  // z of the maximum, in eighths
+  float factor = 0;
+  float offset = 0;
+  bool is_regular = false;
+
+  __device__ __forceinline__ RowExponential(const Load& load, Acc maximum)
+      : shift(row_shift(load.z_of(maximum))) {
+    if constexpr (std::is_same_v<Acc, float>) {
+      factor = load.log2_factor();
+      offset = fmaf(maximum == negative_infinity(Acc{}) ? 0.0f : -maximum, factor, kExtra);
+      is_regular = fabsf(shift) < kRegular && load.is_ordinary();
+    }
+  }
+
+  // exp(z - max) * 2^kExtra of a value of a regular row.
+  __device__ __forceinline__ Acc regular(Acc value) const {
+    return exp2_flushed(fmaf(static_cast<float>(value), factor, offset));
+  }
+
+  // The same in any other row.
+  __device__ __forceinline__ Acc careful(const Load& load, Acc value) const {
+    return exp_of_eighth<kExtra>(load.z_of(value) - shift);
+  }
+};
+
+}  // namespace sms_plugin

@@ -1,0 +1,25 @@
+// Launches of the forward with one additive term.
+
+#pragma once
+
+#include "launch_forward.cuh"
+
+namespace sms_plugin {
+
+template <typename T, typename U>
+void launch_biased(const ForwardArguments& arguments, int which, cudaStream_t stream) {
+  const RowLayout& layout = arguments.layout;
+  const auto scores = operand_of<T>(arguments.scores, layout, 0);
+  const auto term =
+      operand_of<U>(which == 2 ? arguments.bias.data : arguments.mask.data, layout, which);
+  const bool has_flags = static_cast<TermKind>(arguments.mask.kind) == TermKind::kBool;
+  const auto flags = has_flags ? operand_of<uint8_t>(arguments.mask.data, layout, 1)
+                               : Operand<uint8_t>{nullptr, nullptr};
+  const bool is_plain = has_whole_vectors(scores, layout, 0) && is_aligned(arguments.probs) &&
+                        starts_at_multiples(term, layout, which, kVectorBytes) &&
+                        (!has_flags || starts_at_multiples(flags, layout, 1, kVectorSize<T>));
+  launch_forward_with(BiasedScores<T, U>(scores, arguments.scale, term, flags, which), arguments,
+                      is_plain, stream);
+}
+
+}  // namespace sms_plugin

@@ -1,0 +1,266 @@
+// Rows too long for one block: each is cut into parts, and a block owns a part. No torch here.
+//
+// A part is a piece of the row, as long for every row of a length. Its statistics are a maximum and
+// a sum (or, backward, a sum); those of the row follow from them in a fixed order. The statistics
+// go from block to block through a cluster, so that a part is read once; or through memory, with
+// one kernel to take them and one to finish the rows, which reads the parts again. Both give the
+// same bits.
+
+#pragma once
+
+#include "backward.cuh"
+#include "cluster.cuh"
+#include "forward.cuh"
+
+namespace sms_plugin {
+
+constexpr int kPartThreads = 512;
+
+enum class Stage {
+  kCluster,  // all in one kernel
+  kTake,     // takes the statistics
+  kFinish,   // writes the rows
+};
+
+// How rows are cut.
+struct Parts {
+  float2* statistics;  // [rows, count]; null within a cluster
+  int count;           // of a row
+  int cols;            // of a part, a multiple of the vector size
+};
+
+// What a block works on.
+template <int N>
+struct PartPlace {
+  int64_t row;
+  int part;
+  int64_t start;  // the first column of the thread: the others count from it
+  int size;       // columns from there to the end of the part
+
+  __device__ __forceinline__ explicit PartPlace(const Parts& parts)
+      : row(blockIdx.x / parts.count),
+        part(static_cast<int>(blockIdx.x % parts.count)),
+        start(static_cast<int64_t>(part) * parts.cols + threadIdx.x * N),
+        size(parts.cols - static_cast<int>(threadIdx.x) * N) {}
+
+  // Columns from `start` to `end`, as far as they lie in the part; 0 or less if there are none.
+  __device__ __forceinline__ int within(int64_t end) const {
+    const int64_t left = end - start;
+    return left < size ? static_cast<int>(max(left, int64_t{INT32_MIN / 2})) : size;
+  }
+};
+
+// Reduces what `statistic(part)` gives for each part of a row, in an order that only their number
+// decides: the tree over parts, of which thread t has t, t + kPartThreads, ...
+template <typename Statistic>
+__device__ __forceinline__ float sum_over_parts(
+    int count, typename RowReduction<kPartThreads, float>::Shared& shared,
+    const Statistic& statistic) {
+  float sum = 0;
+#pragma unroll 1
+  for (int p = static_cast<int>(threadIdx.x); p < count; p += kPartThreads) sum += statistic(p);
+  return RowReduction<kPartThreads, float>::sum(sum, shared);
+}
+template <typename Statistic>
+__device__ __forceinline__ float max_over_parts(
+    int count, typename RowReduction<kPartThreads, float>::Shared& shared,
+    const Statistic& statistic) {
+  float maximum = negative_infinity(0.0f);
+#pragma unroll 1
+  for (int p = static_cast<int>(threadIdx.x); p < count; p += kPartThreads) {
+    maximum = larger(maximum, statistic(p));
+  }
+  return RowReduction<kPartThreads, float>::max(maximum, shared);
+}
+
+// A block owns a part of up to kPartThreads * kVectors vectors, striped, in registers. Reads the
+// visible scores (and the mask) once, writes all of probs once; in two stages it reads them twice,
+// the second time from the L2 if they fit. Safe: a part belongs to its block alone, and statistics
+// are complete before anybody uses them.
+template <typename Load, int kVectors, bool kIsPlain, Stage kStage>
+__global__ void __launch_bounds__(kPartThreads, kIsPlain&& Load::kTable == Table::kPacked ? 2 : 1)
+    softmax_forward_parts(const Load load,
+                          typename Load::Scalar* __restrict__ probs,  // [rows, cols]
+                          const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal,
+                          const Parts parts) {
+  using Scalar = typename Load::Scalar;
+  using Reduction = RowReduction<kPartThreads, float>;
+  using Writer = RowWriter<Scalar, kPartThreads, kIsPlain>;
+  constexpr int N = Load::N;
+  constexpr int kStripe = kPartThreads * N;
+  __shared__ typename Reduction::Shared shared[2];
+  __shared__ typename Writer::template Staging<kPartThreads> staging;
+  __shared__ ClusterExchange cluster;
+
+  if constexpr (kStage == Stage::kCluster) ClusterExchange::announce();
+  const PartPlace<N> place(parts);
+  const RowOffsets offsets = layout.template offsets<Load::kOperands>(place.row);
+  const auto in = load.template row<kIsPlain>(layout, offsets, place.start);
+  const int64_t visible = causal.visible(offsets.query);
+  const int end = place.within(visible);
+  const int cols = place.within(layout.cols);
+
+  typename Load::Held held[kVectors];
+  load_row<kIsPlain, kVectors, kStripe>(load, in, static_cast<int>(visible % N), end, held);
+
+  float2 own{};
+  if constexpr (kStage != Stage::kFinish) {
+    float maximum = negative_infinity(0.0f);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) maximum = larger(maximum, load.largest(held[v]));
+    own.x = Reduction::max(maximum, shared[0]);
+    const RowExponential<Load> exponential(load, own.x);
+    float sums[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      Load::between_passes(held[v]);
+      sums[v] = vector_sum(load, held[v], exponential);
+    }
+    if (!exponential.is_regular) {
+      // Rare: read the part again, so that nothing is kept for this above.
+#pragma unroll 1
+      for (int v = 0; v < kVectors; ++v) {
+        const int first = v * kStripe;
+        float sum = 0;
+        if (first < end) {
+          sum = careful_sum(load, load_vector<kIsPlain>(load, in, first, end), exponential);
+        }
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) sums[i] = i == v ? sum : sums[i];
+      }
+    }
+    own.y = Reduction::sum(tree_sum(sums), shared[0]);
+  }
+
+  const float2* statistics = parts.statistics + place.row * parts.count;
+  if constexpr (kStage == Stage::kTake) {
+    if (threadIdx.x == 0) parts.statistics[place.row * parts.count + place.part] = own;
+    return;
+  } else if constexpr (kStage == Stage::kCluster) {
+    cluster.exchange(own, place.part, parts.count);
+    statistics = cluster.parts;
+  }
+
+  // A part that keeps nothing has no exponentials. Those of two regular maxima differ by a power of
+  // 2 that is known without rounding either.
+  const float maximum =
+      max_over_parts(parts.count, shared[1], [&](int p) { return statistics[p].x; });
+  const RowExponential<Load> exponential(load, maximum);
+  const float sum = sum_over_parts(parts.count, shared[1], [&](int p) {
+    const float2 part = statistics[p];
+    if (part.x == negative_infinity(0.0f)) return 0.0f;
+    const RowExponential<Load> partial(load, part.x);
+    const bool are_regular = partial.is_regular && exponential.is_regular;
+    return part.y * (are_regular ? exp2_flushed(exponential.offset - partial.offset)
+                                 : exp_of_eighth<0>(partial.shift - exponential.shift));
+  });
+  const float factor = row_factor(sum);
+
+  const Writer out(probs + offsets.row * layout.cols + place.start, cols, staging,
+                   has_whole_rows<Scalar>(probs, layout.cols));
+  const bool is_odd = !exponential.is_regular || factor != factor;
+  // All lanes of a warp store together unless the launch is plain.
+  const int stored = kIsPlain ? cols : cols + static_cast<int>(threadIdx.x % kWarpSize) * N;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    Load::between_passes(held[v]);
+    const int first = v * kStripe;
+    if (first < stored && !is_odd) {
+      out.store(first, vector_probs(load, held[v], exponential, factor));
+    }
+  }
+  if (!is_odd) return;
+#pragma unroll 1
+  for (int first = 0; first < stored; first += kStripe) {
+    Vector<Scalar> values = zero_vector<Scalar>();
+    if (first < end) {
+      const auto again = load_vector<kIsPlain>(load, in, first, end);
+      values = careful_probs<kIsPlain>(load, in, again, exponential, factor, first, end);
+    }
+    out.store(first, values);
+  }
+}
+
+// A block owns a part of up to kPartThreads * kVectors vectors of grad and probs each, striped, in
+// registers. Reads the visible part of both once, in two stages twice; writes all of grad_scores
+// once (and of dz). Safe: as above.
+template <typename Load, int kVectors, bool kIsPlain, Stage kStage>
+__global__ void __launch_bounds__(kPartThreads, kIsPlain ? 2 : 1)
+    softmax_backward_parts(const Load load, const GradOut<typename Load::Scalar> out,
+                           const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal,
+                           const Parts parts) {
+  using Scalar = typename Load::Scalar;
+  using Reduction = RowReduction<kPartThreads, float>;
+  using Writer = RowWriter<Scalar, kPartThreads, kIsPlain>;
+  constexpr int N = Load::N;
+  constexpr int kStripe = kPartThreads * N;
+  __shared__ typename Reduction::Shared shared[2];
+  __shared__ typename Writer::template Staging<kPartThreads> staging;
+  __shared__ ClusterExchange cluster;
+
+  if constexpr (kStage == Stage::kCluster) ClusterExchange::announce();
+  const PartPlace<N> place(parts);
+  const RowOffsets offsets = layout.template offsets<2>(place.row);
+  const auto in = load.template row<kIsPlain>(layout.cols, offsets, place.start);
+  const int64_t visible = causal.visible(offsets.query);
+  const int end = place.within(visible);
+  const int cols = place.within(layout.cols);
+
+  typename Load::Held held[kVectors];
+  load_row<kIsPlain, kVectors, kStripe>(load, in, static_cast<int>(visible % N), end, held);
+
+  float2 own{};
+  if constexpr (kStage != Stage::kFinish) {
+    float dots[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) dots[v] = vector_dot<false>(load, held[v]);
+    own.x = Reduction::sum(tree_sum(dots), shared[0]);
+    if (needs_care(own.x)) {
+      // Rare: read the part again, so that nothing is kept for this above.
+#pragma unroll 1
+      for (int v = 0; v < kVectors; ++v) {
+        const int first = v * kStripe;
+        float dot = 0;
+        if (first < end) dot = vector_dot<true>(load, load_vector<kIsPlain>(load, in, first, end));
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) dots[i] = i == v ? dot : dots[i];
+      }
+      own.x = Reduction::sum(tree_sum(dots), shared[1]);
+    }
+  }
+
+  const float2* statistics = parts.statistics + place.row * parts.count;
+  if constexpr (kStage == Stage::kTake) {
+    if (threadIdx.x == 0) parts.statistics[place.row * parts.count + place.part] = own;
+    return;
+  } else if constexpr (kStage == Stage::kCluster) {
+    cluster.exchange(own, place.part, parts.count);
+    statistics = cluster.parts;
+  }
+
+  // The barriers of the exchange, or the end of the first kernel, lie behind all use of `shared`.
+  const float dot = sum_over_parts(parts.count, shared[0], [&](int p) { return statistics[p].x; });
+  if (place.start == 0 && out.dots != nullptr) out.dots[offsets.row] = dot;
+
+  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols) &&
+                        has_whole_rows<Scalar>(out.dz, layout.cols);
+  const int64_t at = offsets.row * layout.cols + place.start;
+  const Writer grad_scores(out.grad_scores + at, cols, staging, is_whole);
+  const Writer dz_out((out.dz == nullptr ? out.grad_scores : out.dz) + at, cols, staging, is_whole);
+  // All lanes of a warp store together unless the launch is plain.
+  const int stored = kIsPlain ? cols : cols + static_cast<int>(threadIdx.x % kWarpSize) * N;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    Load::between_passes(held[v]);
+    const int first = v * kStripe;
+    if (first < stored) {
+      // With care in every row: a part alone doesn't show whether another needed it.
+      float dz[N];
+      vector_dz<true>(load, held[v], dot, dz);
+      grad_scores.store(first, pack_scaled<Scalar>(dz, out.scale));
+      if (out.dz != nullptr) dz_out.store(first, pack<Scalar>(dz));
+    }
+  }
+}
+
+}  // namespace sms_plugin
