@@ -15,14 +15,13 @@ void launch_backward_as(const BackwardArguments& arguments, cudaStream_t stream)
   const CausalLimit causal = arguments.causal;
   const int64_t vectors = vectors_of<T>(layout.cols);
   if constexpr (Load::kTable == Table::kPair) {
-    if (vectors > kMaxWhole<Table::kPair>) {
+    if (vectors > kMaxWhole<Table::kPair> && layout.cols <= kMaxPartedCols) {
       constexpr int kVectors = kBackwardPartVectors;
       launch_parts(softmax_backward_parts<Load, kVectors, kIsPlain, Stage::kCluster>,
                    softmax_backward_parts<Load, kVectors, kIsPlain, Stage::kTake>,
                    softmax_backward_parts<Load, kVectors, kIsPlain, Stage::kFinish>,
-                   cut_rows(vectors, kPartThreads * kVectors, Load::N), layout.rows,
-                   2 * layout.rows * layout.cols * static_cast<int64_t>(sizeof(T)),
-                   arguments.workspace, stream, load, out, layout, causal);
+                   cut_rows(vectors, kPartThreads * kVectors), layout.rows, arguments.workspace,
+                   stream, load, out, layout, causal);
       return check_launch("softmax_backward_parts");
     }
   }

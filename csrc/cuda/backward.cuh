@@ -134,6 +134,11 @@ struct GradOut {
   T* dz;           // [rows, cols]: the gradient of a bias as large as the scores; or null
   Acc* dots;       // [rows], or null if no bias needs them
   Acc scale;
+
+  // Bytes from grad_scores to dz.
+  __device__ __forceinline__ int64_t to_dz() const {
+    return reinterpret_cast<const char*>(dz) - reinterpret_cast<const char*>(grad_scores);
+  }
 };
 
 // Mapping::kLanes threads own a row and keep grad and probs in registers, kVectors vectors of each,
@@ -168,20 +173,18 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
   const int end = visible - start;
   const int cols = (is_active ? static_cast<int>(layout.cols) : 0) - start;
   const int64_t at = offsets.row * layout.cols + start;
-  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols) &&
-                        has_whole_rows<Scalar>(out.dz, layout.cols);
+  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols);
   const Writer grad_scores(out.grad_scores + at, cols, staging, is_whole);
-  const Writer dz_out((out.dz == nullptr ? out.grad_scores : out.dz) + at, cols, staging, is_whole);
 
   typename Load::Held held[kVectors];
-  load_row<kIsPlain, kVectors, kStripe>(load, in, visible, end, held);
+  load_row<kIsPlain>(load, in, kStripe, visible, end, held);
   if constexpr (kIsPlain) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int first = v * kStripe;
       if (first >= end && first < cols) {
         grad_scores.store(first, zero_vector<Scalar>());
-        if (out.dz != nullptr) dz_out.store(first, zero_vector<Scalar>());
+        if (out.dz != nullptr) grad_scores.store(first, zero_vector<Scalar>(), out.to_dz());
       }
     }
   }
@@ -216,7 +219,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
       }
       if (first < stored) {
         grad_scores.store(first, pack_scaled<Scalar>(dz, out.scale));
-        if (out.dz != nullptr) dz_out.store(first, pack<Scalar>(dz));
+        if (out.dz != nullptr) grad_scores.store(first, pack<Scalar>(dz), out.to_dz());
       }
     }
     return;
@@ -231,7 +234,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
       Acc dz[N];
       vector_dz<false>(load, held[v], dot, dz);
       grad_scores.store(first, pack_scaled<Scalar>(dz, out.scale));
-      if (out.dz != nullptr) dz_out.store(first, pack<Scalar>(dz));
+      if (out.dz != nullptr) grad_scores.store(first, pack<Scalar>(dz), out.to_dz());
     }
   }
 }
@@ -260,10 +263,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   const int64_t cols = layout.cols - start;
   const int64_t end = causal.visible(offsets.query) - start;
   const int64_t at = offsets.row * layout.cols + start;
-  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols) &&
-                        has_whole_rows<Scalar>(out.dz, layout.cols);
+  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols);
   const Writer grad_scores(out.grad_scores + at, cols, staging, is_whole);
-  const Writer dz_out((out.dz == nullptr ? out.grad_scores : out.dz) + at, cols, staging, is_whole);
 
   // Summed twice if it needs care.
   Acc dot = 0;
@@ -302,7 +303,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
       }
     }
     grad_scores.store(first, pack_scaled<Scalar>(dz, out.scale));
-    if (out.dz != nullptr) dz_out.store(first, pack<Scalar>(dz));
+    if (out.dz != nullptr) grad_scores.store(first, pack<Scalar>(dz), out.to_dz());
   }
 }
 

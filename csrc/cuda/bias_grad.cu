@@ -42,7 +42,8 @@ bool takes_backward_biased(const RowLayout& kept, bool cols_kept) {
 template <typename T>
 bool takes_dz(const BiasGradArguments& arguments) {
   return arguments.cols_kept && arguments.reduced.rows == 1 &&
-         static_cast<TermKind>(arguments.kind) == term_kind_of<T>();
+         static_cast<TermKind>(arguments.kind) == term_kind_of<T>() &&
+         is_aligned(arguments.grad_bias) && is_aligned(arguments.backward.grad_scores);
 }
 
 template <typename T>

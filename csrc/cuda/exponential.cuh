@@ -1,8 +1,9 @@
 // Exponentials of a row, measured from its maximum. No torch here.
 //
-// z is kept at an eighth of its size: two finite dtype minima then never add up to -inf, so that
-// only -inf itself removes a key. The division is exact; the factor comes back inside the
-// exponential.
+// z of odd rows is taken at an eighth of its size: two finite dtype minima then never add up to
+// -inf, so that only -inf itself removes a key. The division is exact; the factor comes back inside
+// the exponential. In any other row a z that falls below the range of its type has a prob of 0
+// either way.
 
 #pragma once
 
@@ -76,26 +77,34 @@ __device__ __forceinline__ Acc row_factor(Acc sum) {
 //
 // A regular row takes one multiply-add and one exponential a value: 2^(value * factor + offset).
 // offset is rounded, but the same for all of the row, so that its error cancels against the sum's;
-// beyond kRegular it could take the sum out of range. Those rows, float64 and every NaN subtract
-// the maximum first.
+// beyond kRegular it could take the sum out of range. Odd rows, those and all in float64 and all
+// with +inf, subtract the maximum first, from values in eighths.
 template <typename Load>
 struct RowExponential {
   using Acc = typename Load::Acc;
   static constexpr int kExtra = kExtraExponent<typename Load::Scalar>;
-  static constexpr float kRegular = 1 << 20;  // of |z| / 8
+  static constexpr float kRegular = 1 << 23;  // of |z|
 
-  Acc shift;  // z of the maximum, in eighths
   float factor = 0;
   float offset = 0;
   bool is_regular = false;
+  Acc shift = 0;  // of an odd row, in eighths
 
-  __device__ __forceinline__ RowExponential(const Load& load, Acc maximum)
-      : shift(row_shift(load.z_of(maximum))) {
+  // `maximum` is the largest value.
+  __device__ __forceinline__ RowExponential(const Load& load, Acc maximum) {
     if constexpr (std::is_same_v<Acc, float>) {
+      const bool is_empty = maximum == negative_infinity(Acc{});
+      const float from = is_empty ? 0.0f : maximum;
       factor = load.log2_factor();
-      offset = fmaf(maximum == negative_infinity(Acc{}) ? 0.0f : -maximum, factor, kExtra);
-      is_regular = fabsf(shift) < kRegular && load.is_ordinary();
+      offset = fmaf(-from, factor, kExtra);
+      is_regular =
+          fabsf(load.z(from)) < kRegular && load.is_ordinary() && !(Load::kMayOverflow && is_empty);
     }
+  }
+
+  // What z of this row is to be multiplied by at load.
+  __device__ __forceinline__ Acc unit() const {
+    return is_regular ? Acc{1} : static_cast<Acc>(1 / kHeadroom);
   }
 
   // exp(z - max) * 2^kExtra of a value of a regular row.
@@ -103,9 +112,9 @@ struct RowExponential {
     return exp2_flushed(fmaf(static_cast<float>(value), factor, offset));
   }
 
-  // The same in any other row.
+  // The same in any row, of a value in its unit.
   __device__ __forceinline__ Acc careful(const Load& load, Acc value) const {
-    return exp_of_eighth<kExtra>(load.z_of(value) - shift);
+    return is_regular ? regular(value) : exp_of_eighth<kExtra>(load.odd_z(value) - shift);
   }
 };
 

@@ -30,6 +30,15 @@ __device__ __forceinline__ Acc careful_sum(const Load& load, const typename Load
   return tree_sum(weights);
 }
 
+// The largest z of a vector of an odd row, in eighths.
+template <typename Load, typename Acc = typename Load::Acc>
+__device__ __forceinline__ Acc odd_max(const Load& load, const typename Load::Held& held) {
+  Acc maximum = negative_infinity(Acc{});
+#pragma unroll
+  for (int k = 0; k < Load::N; ++k) maximum = larger(maximum, load.odd_z(load.value(held, k)));
+  return maximum;
+}
+
 // The probs of a vector of a regular row without NaN: what is removed is 0 because its z is -inf.
 template <typename Load, typename Acc = typename Load::Acc>
 __device__ __forceinline__ Vector<typename Load::Scalar> vector_probs(
@@ -52,9 +61,7 @@ __device__ __forceinline__ Vector<typename Load::Scalar> careful_probs(
   Acc p[Load::N];
 #pragma unroll
   for (int k = 0; k < Load::N; ++k) {
-    const Acc value = load.value(held, k);
-    const Acc weight =
-        exponential.is_regular ? exponential.regular(value) : exponential.careful(load, value);
+    const Acc weight = exponential.careful(load, load.value(held, k));
     p[k] = first + k >= end || !(selected >> k & 1u) ? Acc{0} : weight * factor;
   }
   return pack<typename Load::Scalar>(p);
@@ -95,7 +102,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
                    has_whole_rows<Scalar>(probs, layout.cols));
 
   typename Load::Held held[kVectors];
-  load_row<kIsPlain, kVectors, kStripe>(load, in, visible, end, held);
+  load_row<kIsPlain>(load, in, kStripe, visible, end, held);
   if constexpr (kIsPlain) {
     // These zeros depend on nothing: they are on their way while the loads arrive.
 #pragma unroll
@@ -124,12 +131,21 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
   const int stored = kIsPlain ? end : static_cast<int>(layout.cols);
   if (any_row<kLanes>(!exponential.is_regular || factor != factor)) {
     // Rare: read the row again, so that nothing is kept for this above.
+    const Acc unit = exponential.unit();
+    maximum = negative_infinity(Acc{});
+#pragma unroll 1
+    for (int first = 0; first < end; first += kStripe) {
+      const auto again = load_vector<kIsPlain>(load, in, first, end, unit);
+      maximum = larger(maximum, odd_max(load, again));
+    }
+    RowExponential<Load> odd = exponential;
+    odd.shift = row_shift(Reduction::max(maximum, shared[1]));
 #pragma unroll 1
     for (int v = 0; v < kVectors; ++v) {
       const int first = v * kStripe;
       Acc sum = 0;
       if (first < end) {
-        sum = careful_sum(load, load_vector<kIsPlain>(load, in, first, end), exponential);
+        sum = careful_sum(load, load_vector<kIsPlain>(load, in, first, end, unit), odd);
       }
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) sums[i] = i == v ? sum : sums[i];
@@ -137,14 +153,13 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
     const Acc careful = row_factor(Reduction::sum(tree_sum(sums), shared[1]));
     if (!exponential.is_regular) factor = careful;
 #pragma unroll 1
-    for (int v = 0; v < kVectors; ++v) {
-      const int first = v * kStripe;
+    for (int first = 0; first < stored; first += kStripe) {
       Vector<Scalar> values = zero_vector<Scalar>();
       if (first < end) {
-        const auto again = load_vector<kIsPlain>(load, in, first, end);
-        values = careful_probs<kIsPlain>(load, in, again, exponential, factor, first, end);
+        const auto again = load_vector<kIsPlain>(load, in, first, end, unit);
+        values = careful_probs<kIsPlain>(load, in, again, odd, factor, first, end);
       }
-      if (first < stored) out.store(first, values);
+      out.store(first, values);
     }
     return;
   }
@@ -175,7 +190,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   using Writer = RowWriter<Scalar, kLanes, kIsPlain>;
   constexpr int N = Load::N;
   constexpr int64_t kStep = int64_t{kLanes} * N;
-  __shared__ typename Reduction::Shared shared;
+  __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<Mapping::kThreads> staging;
 
   const int64_t start = int64_t{Mapping::lane()} * N;  // the others count from it
@@ -191,7 +206,17 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   for (int64_t first = 0; first < end; first += kStep) {
     maximum = larger(maximum, load.largest(load_vector<kIsPlain>(load, in, first, end)));
   }
-  const RowExponential<Load> exponential(load, Reduction::max(maximum, shared));
+  RowExponential<Load> exponential(load, Reduction::max(maximum, shared[0]));
+  const Acc unit = exponential.unit();
+  if (!exponential.is_regular) {
+    maximum = negative_infinity(Acc{});
+#pragma unroll 1
+    for (int64_t first = 0; first < end; first += kStep) {
+      const auto again = load_vector<kIsPlain>(load, in, first, end, unit);
+      maximum = larger(maximum, odd_max(load, again));
+    }
+    exponential.shift = row_shift(Reduction::max(maximum, shared[1]));
+  }
 
   constexpr int kSums = kStreamingSums<Acc>;
   Acc sums[kSums] = {};
@@ -200,14 +225,12 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
     for (int u = 0; u < kSums; ++u) {
       const int64_t first = base + u * kStep;
       if (first < end) {
-        const auto held = load_vector<kIsPlain>(load, in, first, end);
-        sums[u] += exponential.is_regular ? vector_sum(load, held, exponential)
-                                          : careful_sum(load, held, exponential);
+        const auto held = load_vector<kIsPlain>(load, in, first, end, unit);
+        sums[u] += careful_sum(load, held, exponential);
       }
     }
   }
-  const Acc factor = row_factor(Reduction::sum(tree_sum(sums), shared));
-  const bool is_odd = !exponential.is_regular || factor != factor;
+  const Acc factor = row_factor(Reduction::sum(tree_sum(sums), shared[0]));
 
   // Whole warps: all lanes of one are needed to store unless the launch is plain.
   const int64_t stored = kIsPlain ? cols : cols + int64_t{threadIdx.x % kWarpSize} * N;
@@ -215,9 +238,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   for (int64_t first = 0; first < stored; first += kStep) {
     Vector<Scalar> values = zero_vector<Scalar>();
     if (first < end) {
-      const auto held = load_vector<kIsPlain>(load, in, first, end);
-      values = is_odd ? careful_probs<kIsPlain>(load, in, held, exponential, factor, first, end)
-                      : vector_probs(load, held, exponential, factor);
+      const auto held = load_vector<kIsPlain>(load, in, first, end, unit);
+      values = careful_probs<kIsPlain>(load, in, held, exponential, factor, first, end);
     }
     out.store(first, values);
   }

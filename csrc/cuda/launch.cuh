@@ -78,45 +78,51 @@ inline bool is_aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
 }
 
-// What a launch in clusters needs beside the kernel and its arguments.
-struct ClusterLaunch {
+// What a launch needs beside the kernel and its arguments if it has an attribute.
+struct LaunchWith {
   cudaLaunchAttribute attribute{};
   cudaLaunchConfig_t config{};
 
-  ClusterLaunch(int cluster, int threads, unsigned int blocks, cudaStream_t stream) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned int>(cluster);
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
+  LaunchWith(unsigned int blocks, int threads, cudaStream_t stream) {
     config.gridDim = dim3(blocks);
     config.blockDim = dim3(static_cast<unsigned int>(threads));
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
   }
-  ClusterLaunch(const ClusterLaunch&) = delete;  // config points into it
-  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+  LaunchWith(const LaunchWith&) = delete;  // config points into it
+  LaunchWith& operator=(const LaunchWith&) = delete;
+
+  void in_clusters_of(int blocks) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned int>(blocks);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+  }
+
+  // May start before the kernel before it has ended: it waits by itself.
+  void overlapping() {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
 };
 
-// How rows of `vectors` vectors are cut into parts of at most `most`, all but the last as long.
-inline Parts cut_rows(int64_t vectors, int64_t most, int vector_size) {
-  const int64_t count = (vectors + most - 1) / most;
-  const int64_t of_part = (vectors + count - 1) / count;
-  const int64_t whole_warps = (of_part + kWarpSize - 1) / kWarpSize * kWarpSize;
-  return {nullptr, static_cast<int>(count), static_cast<int>(whole_warps) * vector_size};
-}
-
-// Up to so many bytes a second reading comes from the L2 of a data-centre card.
-constexpr int64_t kRereadBytes = int64_t{40} << 20;
-
-// Whether the current device can run `kernel` in clusters of `launch`.
-template <typename Kernel>
-bool can_launch(const Kernel& kernel, const ClusterLaunch& launch) {
+inline int compute_capability_major() {
   int device = 0;
   int major = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (major < 9) return false;
+  return major;
+}
+
+// How rows are cut into parts of at most `most` vectors.
+inline Parts cut_rows(int64_t vectors, int64_t most) {
+  return {nullptr, static_cast<int>((vectors + most - 1) / most)};
+}
+
+// Whether the current device can run `kernel` in clusters as `launch` says.
+template <typename Kernel>
+bool can_launch(const Kernel& kernel, const LaunchWith& launch) {
   int clusters = 0;
   const bool is_known =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
@@ -126,15 +132,16 @@ bool can_launch(const Kernel& kernel, const ClusterLaunch& launch) {
   return is_known && clusters > 0;
 }
 
-// Launches rows that are cut into parts: in clusters, if there are too many of them for the parts
-// to be read twice from the L2; or in two stages. `read_bytes` are those of the operands.
+// Launches rows that are cut into parts: in clusters, if a cluster can hold a row; or in two
+// stages.
 template <typename InCluster, typename Take, typename Finish, typename... Arguments>
 void launch_parts(InCluster in_cluster, Take take, Finish finish, Parts parts, int64_t rows,
-                  int64_t read_bytes, const Workspace& workspace, cudaStream_t stream,
-                  const Arguments&... arguments) {
+                  const Workspace& workspace, cudaStream_t stream, const Arguments&... arguments) {
   const unsigned int blocks = blocks_for(rows * parts.count, 1);
-  if (parts.count <= kMaxCluster && read_bytes > kRereadBytes) {
-    const ClusterLaunch launch(parts.count, kPartThreads, blocks, stream);
+  const bool has_clusters = compute_capability_major() >= 9;
+  LaunchWith launch(blocks, kPartThreads, stream);
+  if (has_clusters && parts.count <= kMaxCluster) {
+    launch.in_clusters_of(parts.count);
     if (can_launch(in_cluster, launch)) {
       cudaLaunchKernelEx(&launch.config, in_cluster, arguments..., parts);
       return;
@@ -143,7 +150,9 @@ void launch_parts(InCluster in_cluster, Take take, Finish finish, Parts parts, i
   parts.statistics =
       static_cast<float2*>(workspace(rows * parts.count * static_cast<int64_t>(sizeof(float2))));
   take<<<blocks, kPartThreads, 0, stream>>>(arguments..., parts);
-  finish<<<blocks, kPartThreads, 0, stream>>>(arguments..., parts);
+  launch.overlapping();
+  if (!has_clusters) launch.config.numAttrs = 0;  // neither is there overlap
+  cudaLaunchKernelEx(&launch.config, finish, arguments..., parts);
 }
 
 }  // namespace sms_plugin

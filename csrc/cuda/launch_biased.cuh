@@ -18,8 +18,13 @@ void launch_biased(const ForwardArguments& arguments, int which, cudaStream_t st
   const bool is_plain = has_whole_vectors(scores, layout, 0) && is_aligned(arguments.probs) &&
                         starts_at_multiples(term, layout, which, kVectorBytes) &&
                         (!has_flags || starts_at_multiples(flags, layout, 1, kVectorSize<T>));
-  launch_forward_with(BiasedScores<T, U>(scores, arguments.scale, term, flags, which), arguments,
-                      is_plain, stream);
+  if (has_flags) {
+    launch_forward_with(BiasedScores<T, U, true>(scores, arguments.scale, term, flags, which),
+                        arguments, is_plain, stream);
+  } else {
+    launch_forward_with(BiasedScores<T, U, false>(scores, arguments.scale, term, flags, which),
+                        arguments, is_plain, stream);
+  }
 }
 
 }  // namespace sms_plugin

@@ -19,13 +19,12 @@ void launch_forward_as(const Load& load, const ForwardArguments& arguments, cuda
   auto* probs = static_cast<T*>(arguments.probs);
   const int64_t vectors = vectors_of<T>(layout.cols);
   if constexpr (Load::kTable == Table::kPacked || Load::kTable == Table::kMasked) {
-    if (vectors > kMaxWhole<Load::kTable>) {
+    if (vectors > kMaxWhole<Load::kTable> && layout.cols <= kMaxPartedCols) {
       constexpr int kVectors = kForwardPartVectors;
       launch_parts(softmax_forward_parts<Load, kVectors, kIsPlain, Stage::kCluster>,
                    softmax_forward_parts<Load, kVectors, kIsPlain, Stage::kTake>,
                    softmax_forward_parts<Load, kVectors, kIsPlain, Stage::kFinish>,
-                   cut_rows(vectors, kPartThreads * kVectors, Load::N), layout.rows,
-                   layout.rows * layout.cols * static_cast<int64_t>(sizeof(T)), arguments.workspace,
+                   cut_rows(vectors, kPartThreads * kVectors), layout.rows, arguments.workspace,
                    stream, load, probs, layout, causal);
       return check_launch("softmax_forward_parts");
     }

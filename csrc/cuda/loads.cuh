@@ -2,7 +2,8 @@
 //
 // A load functor says what is fetched of a vector of columns (Raw) and what stays of it in
 // registers (Held), and gives values from it: ordered as z is, times a factor. The kernels know
-// nothing else about masks. Removed columns hold what becomes z = -inf.
+// nothing else about masks. Removed columns hold what becomes z = -inf. Values may be asked for in
+// a unit (1, or 1/8 in odd rows).
 
 #pragma once
 
@@ -60,11 +61,13 @@ struct PlainScores {
   using Acc = Accumulator<T>;
   static constexpr int N = kVectorSize<T>;
   static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kPacked;
-  static constexpr int kOperands = 1;  // of the layout
+  static constexpr int kOperands = 1;          // of the layout
+  static constexpr bool kMayOverflow = false;  // whether -inf may come of finite operands
   using Held = Vector<T>;
 
   Operand<T> scores;
-  Acc scale;  // in eighths; above 0, so that the largest score has the largest z
+  Acc scale;         // above 0, so that the largest score has the largest z
+  float log2_scale;  // scale / ln(2)
   bool has_ordinary_scale;
 
   template <bool kIsPlain>
@@ -74,7 +77,8 @@ struct PlainScores {
 
   PlainScores(const Operand<T>& operand, double factor)
       : scores(operand),
-        scale(static_cast<Acc>(factor / kHeadroom)),
+        scale(static_cast<Acc>(factor)),
+        log2_scale(static_cast<float>(factor * kLog2E)),
         has_ordinary_scale(is_ordinary_scale(factor)) {}
 
   template <bool kIsPlain>
@@ -101,7 +105,7 @@ struct PlainScores {
 
   template <bool kIsPlain, typename Index>
   __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw, Index,
-                                         Index) const {
+                                         Index, Acc = 1) const {
     return row.take(raw);
   }
 
@@ -115,11 +119,13 @@ struct PlainScores {
   }
   __device__ __forceinline__ Acc largest(const Held& held) const { return packed_max(held); }
 
-  // From a value to z in eighths, and to an exponent of 2.
-  __device__ __forceinline__ Acc z_of(Acc value) const { return value * scale; }
-  __device__ __forceinline__ float log2_factor() const {
-    return static_cast<float>(scale) * static_cast<float>(kHeadroom * kLog2E);
+  // From a value to z; to z in eighths, of an odd row.
+  __device__ __forceinline__ Acc z(Acc value) const { return value * scale; }
+  __device__ __forceinline__ Acc odd_z(Acc value) const {
+    return value * (scale * static_cast<Acc>(1 / kHeadroom));
   }
+  // From a value to an exponent of 2.
+  __device__ __forceinline__ float log2_factor() const { return log2_scale; }
   __device__ __forceinline__ bool is_ordinary() const { return has_ordinary_scale; }
 
   // Bits of the columns that selection keeps.
@@ -136,6 +142,7 @@ template <typename T>
 struct SelectedScores : PlainScores<T> {
   using Base = PlainScores<T>;
   using Held = typename Base::Held;
+  using Acc = typename Base::Acc;
   static constexpr int N = Base::N;
   static constexpr int kOperands = 2;
   static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kMasked;
@@ -187,7 +194,7 @@ struct SelectedScores : PlainScores<T> {
 
   template <bool kIsPlain, typename Index>
   __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
-                                         Index first, Index end) const {
+                                         Index first, Index, Acc = 1) const {
     Held held = row.scores.take(raw.scores);
     uint32_t flags[FlagReader<N, kIsPlain>::kWords];
     row.mask.take(raw.mask, first, flags);

@@ -86,11 +86,12 @@ void with_mapping(int64_t vectors, bool is_causal, Launch&& launch) {
     if (vectors <= 1024) return launch(Mapping<256, 4>{});
     if constexpr (kTable == Table::kMasked) {
       if (vectors <= 2048) return launch(Mapping<256, 8, 768>{});
-      return launch(Mapping<512, 8, 512>{});
+      if (vectors <= 4096) return launch(Mapping<512, 8, 512>{});
     } else {
       if (vectors <= 2048) return launch(Mapping<256, 8>{});
-      return launch(Mapping<512, 8>{});
+      if (vectors <= 4096) return launch(Mapping<512, 8>{});
     }
+    return launch(Streaming{});
   } else if constexpr (kTable == Table::kPair) {
     if (vectors <= 2) return launch(Mapping<2, 1>{});
     if (vectors <= 8) return launch(Mapping<4, 2>{});
@@ -111,7 +112,8 @@ void with_mapping(int64_t vectors, bool is_causal, Launch&& launch) {
     if (vectors <= 512) return launch(Mapping<128, 4>{});
     if (vectors <= 768) return launch(Mapping<256, 3>{});
     if (vectors <= 1024) return launch(Mapping<256, 4>{});
-    return launch(Mapping<512, 4>{});
+    if (vectors <= 2048) return launch(Mapping<512, 4>{});
+    return launch(Streaming{});
   } else if constexpr (kTable == Table::kWide) {
     if (vectors <= 8) return launch(Mapping<4, 2, 768>{});
     if (vectors <= 16) return launch(Mapping<4, 4, 640>{});
@@ -158,6 +160,7 @@ void with_biased_mapping(int64_t vectors, Launch&& launch) {
   if (vectors <= 256) return launch(Mapping<128, 2, 512>{});
   if constexpr (sizeof(T) < 8) {
     if (vectors <= 512) return launch(Mapping<256, 2, 512>{});
+    if (vectors <= 768) return launch(Mapping<256, 3, 256>{});
     return launch(Mapping<512, 2, 512>{});
   }
 }

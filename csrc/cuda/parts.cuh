@@ -1,6 +1,7 @@
 // Rows too long for one block: each is cut into parts, and a block owns a part. No torch here.
 //
-// A part is a piece of the row, as long for every row of a length. Its statistics are a maximum and
+// A part is what one of `count` blocks holds if their threads take the vectors of the row in turn:
+// the same for every row of a length. Its statistics are a maximum and
 // a sum (or, backward, a sum); those of the row follow from them in a fixed order. The statistics
 // go from block to block through a cluster, so that a part is read once; or through memory, with
 // one kernel to take them and one to finish the rows, which reads the parts again. Both give the
@@ -15,6 +16,7 @@
 namespace sms_plugin {
 
 constexpr int kPartThreads = 512;
+constexpr int64_t kMaxPartedCols = int64_t{1} << 30;  // columns are 32-bit numbers in a part
 
 enum class Stage {
   kCluster,  // all in one kernel
@@ -26,7 +28,6 @@ enum class Stage {
 struct Parts {
   float2* statistics;  // [rows, count]; null within a cluster
   int count;           // of a row
-  int cols;            // of a part, a multiple of the vector size
 };
 
 // What a block works on.
@@ -34,28 +35,27 @@ template <int N>
 struct PartPlace {
   int64_t row;
   int part;
-  int64_t start;  // the first column of the thread: the others count from it
-  int size;       // columns from there to the end of the part
+  int start;   // the first column of the thread: the others count from it
+  int stripe;  // columns between its vectors
 
   __device__ __forceinline__ explicit PartPlace(const Parts& parts)
       : row(blockIdx.x / parts.count),
         part(static_cast<int>(blockIdx.x % parts.count)),
-        start(static_cast<int64_t>(part) * parts.cols + threadIdx.x * N),
-        size(parts.cols - static_cast<int>(threadIdx.x) * N) {}
-
-  // Columns from `start` to `end`, as far as they lie in the part; 0 or less if there are none.
-  __device__ __forceinline__ int within(int64_t end) const {
-    const int64_t left = end - start;
-    return left < size ? static_cast<int>(max(left, int64_t{INT32_MIN / 2})) : size;
-  }
+        start((part * kPartThreads + static_cast<int>(threadIdx.x)) * N),
+        stripe(parts.count * kPartThreads * N) {}
 };
 
 // Reduces what `statistic(part)` gives for each part of a row, in an order that only their number
-// decides: the tree over parts, of which thread t has t, t + kPartThreads, ...
+// decides: the tree over parts, of which thread t has t, t + kPartThreads, ... Every warp does it
+// alone where there is a part a lane at most, without a barrier; the tree is the same.
 template <typename Statistic>
 __device__ __forceinline__ float sum_over_parts(
     int count, typename RowReduction<kPartThreads, float>::Shared& shared,
     const Statistic& statistic) {
+  if (count <= kWarpSize) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    return warp_sum<kWarpSize>(lane < count ? statistic(lane) : 0.0f);
+  }
   float sum = 0;
 #pragma unroll 1
   for (int p = static_cast<int>(threadIdx.x); p < count; p += kPartThreads) sum += statistic(p);
@@ -66,6 +66,10 @@ __device__ __forceinline__ float max_over_parts(
     int count, typename RowReduction<kPartThreads, float>::Shared& shared,
     const Statistic& statistic) {
   float maximum = negative_infinity(0.0f);
+  if (count <= kWarpSize) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    return warp_max<kWarpSize>(lane < count ? statistic(lane) : maximum);
+  }
 #pragma unroll 1
   for (int p = static_cast<int>(threadIdx.x); p < count; p += kPartThreads) {
     maximum = larger(maximum, statistic(p));
@@ -73,7 +77,7 @@ __device__ __forceinline__ float max_over_parts(
   return RowReduction<kPartThreads, float>::max(maximum, shared);
 }
 
-// A block owns a part of up to kPartThreads * kVectors vectors, striped, in registers. Reads the
+// A block owns a part of up to kPartThreads * kVectors vectors in registers. Reads the
 // visible scores (and the mask) once, writes all of probs once; in two stages it reads them twice,
 // the second time from the L2 if they fit. Safe: a part belongs to its block alone, and statistics
 // are complete before anybody uses them.
@@ -87,21 +91,22 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain&& Load::kTable == Table
   using Reduction = RowReduction<kPartThreads, float>;
   using Writer = RowWriter<Scalar, kPartThreads, kIsPlain>;
   constexpr int N = Load::N;
-  constexpr int kStripe = kPartThreads * N;
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<kPartThreads> staging;
   __shared__ ClusterExchange cluster;
 
-  if constexpr (kStage == Stage::kCluster) ClusterExchange::announce();
+  if constexpr (kStage == Stage::kCluster) cluster.begin(parts.count);
+  if constexpr (kStage == Stage::kTake) let_next_kernel_start();
   const PartPlace<N> place(parts);
   const RowOffsets offsets = layout.template offsets<Load::kOperands>(place.row);
   const auto in = load.template row<kIsPlain>(layout, offsets, place.start);
-  const int64_t visible = causal.visible(offsets.query);
-  const int end = place.within(visible);
-  const int cols = place.within(layout.cols);
+  const int visible = static_cast<int>(causal.visible(offsets.query));
+  const int end = visible - place.start;
+  const int cols = static_cast<int>(layout.cols) - place.start;
+  const int stripe = place.stripe;
 
   typename Load::Held held[kVectors];
-  load_row<kIsPlain, kVectors, kStripe>(load, in, static_cast<int>(visible % N), end, held);
+  load_row<kIsPlain>(load, in, stripe, visible, end, held);
 
   float2 own{};
   if constexpr (kStage != Stage::kFinish) {
@@ -109,7 +114,8 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain&& Load::kTable == Table
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) maximum = larger(maximum, load.largest(held[v]));
     own.x = Reduction::max(maximum, shared[0]);
-    const RowExponential<Load> exponential(load, own.x);
+    RowExponential<Load> exponential(load, own.x);
+    exponential.shift = row_shift(load.odd_z(own.x));
     float sums[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -120,7 +126,7 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain&& Load::kTable == Table
       // Rare: read the part again, so that nothing is kept for this above.
 #pragma unroll 1
       for (int v = 0; v < kVectors; ++v) {
-        const int first = v * kStripe;
+        const int first = v * stripe;
         float sum = 0;
         if (first < end) {
           sum = careful_sum(load, load_vector<kIsPlain>(load, in, first, end), exponential);
@@ -139,20 +145,23 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain&& Load::kTable == Table
   } else if constexpr (kStage == Stage::kCluster) {
     cluster.exchange(own, place.part, parts.count);
     statistics = cluster.parts;
+  } else {
+    wait_for_kernel_before();  // its loads are on their way by then
   }
 
   // A part that keeps nothing has no exponentials. Those of two regular maxima differ by a power of
   // 2 that is known without rounding either.
   const float maximum =
       max_over_parts(parts.count, shared[1], [&](int p) { return statistics[p].x; });
-  const RowExponential<Load> exponential(load, maximum);
+  RowExponential<Load> exponential(load, maximum);
+  exponential.shift = row_shift(load.odd_z(maximum));
   const float sum = sum_over_parts(parts.count, shared[1], [&](int p) {
     const float2 part = statistics[p];
     if (part.x == negative_infinity(0.0f)) return 0.0f;
     const RowExponential<Load> partial(load, part.x);
     const bool are_regular = partial.is_regular && exponential.is_regular;
     return part.y * (are_regular ? exp2_flushed(exponential.offset - partial.offset)
-                                 : exp_of_eighth<0>(partial.shift - exponential.shift));
+                                 : exp_of_eighth<0>(load.odd_z(part.x) - exponential.shift));
   });
   const float factor = row_factor(sum);
 
@@ -164,14 +173,14 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain&& Load::kTable == Table
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     Load::between_passes(held[v]);
-    const int first = v * kStripe;
+    const int first = v * stripe;
     if (first < stored && !is_odd) {
       out.store(first, vector_probs(load, held[v], exponential, factor));
     }
   }
   if (!is_odd) return;
 #pragma unroll 1
-  for (int first = 0; first < stored; first += kStripe) {
+  for (int first = 0; first < stored; first += stripe) {
     Vector<Scalar> values = zero_vector<Scalar>();
     if (first < end) {
       const auto again = load_vector<kIsPlain>(load, in, first, end);
@@ -181,9 +190,9 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain&& Load::kTable == Table
   }
 }
 
-// A block owns a part of up to kPartThreads * kVectors vectors of grad and probs each, striped, in
-// registers. Reads the visible part of both once, in two stages twice; writes all of grad_scores
-// once (and of dz). Safe: as above.
+// A block owns a part of up to kPartThreads * kVectors vectors of grad and probs each in registers.
+// Reads the visible part of both once, in two stages twice; writes all of grad_scores once (and of
+// dz). Safe: as above.
 template <typename Load, int kVectors, bool kIsPlain, Stage kStage>
 __global__ void __launch_bounds__(kPartThreads, kIsPlain ? 2 : 1)
     softmax_backward_parts(const Load load, const GradOut<typename Load::Scalar> out,
@@ -193,21 +202,22 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain ? 2 : 1)
   using Reduction = RowReduction<kPartThreads, float>;
   using Writer = RowWriter<Scalar, kPartThreads, kIsPlain>;
   constexpr int N = Load::N;
-  constexpr int kStripe = kPartThreads * N;
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<kPartThreads> staging;
   __shared__ ClusterExchange cluster;
 
-  if constexpr (kStage == Stage::kCluster) ClusterExchange::announce();
+  if constexpr (kStage == Stage::kCluster) cluster.begin(parts.count);
+  if constexpr (kStage == Stage::kTake) let_next_kernel_start();
   const PartPlace<N> place(parts);
   const RowOffsets offsets = layout.template offsets<2>(place.row);
   const auto in = load.template row<kIsPlain>(layout.cols, offsets, place.start);
-  const int64_t visible = causal.visible(offsets.query);
-  const int end = place.within(visible);
-  const int cols = place.within(layout.cols);
+  const int visible = static_cast<int>(causal.visible(offsets.query));
+  const int end = visible - place.start;
+  const int cols = static_cast<int>(layout.cols) - place.start;
+  const int stripe = place.stripe;
 
   typename Load::Held held[kVectors];
-  load_row<kIsPlain, kVectors, kStripe>(load, in, static_cast<int>(visible % N), end, held);
+  load_row<kIsPlain>(load, in, stripe, visible, end, held);
 
   float2 own{};
   if constexpr (kStage != Stage::kFinish) {
@@ -219,7 +229,7 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain ? 2 : 1)
       // Rare: read the part again, so that nothing is kept for this above.
 #pragma unroll 1
       for (int v = 0; v < kVectors; ++v) {
-        const int first = v * kStripe;
+        const int first = v * stripe;
         float dot = 0;
         if (first < end) dot = vector_dot<true>(load, load_vector<kIsPlain>(load, in, first, end));
 #pragma unroll
@@ -236,29 +246,29 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain ? 2 : 1)
   } else if constexpr (kStage == Stage::kCluster) {
     cluster.exchange(own, place.part, parts.count);
     statistics = cluster.parts;
+  } else {
+    wait_for_kernel_before();  // its loads are on their way by then
   }
 
   // The barriers of the exchange, or the end of the first kernel, lie behind all use of `shared`.
   const float dot = sum_over_parts(parts.count, shared[0], [&](int p) { return statistics[p].x; });
   if (place.start == 0 && out.dots != nullptr) out.dots[offsets.row] = dot;
 
-  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols) &&
-                        has_whole_rows<Scalar>(out.dz, layout.cols);
+  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols);
   const int64_t at = offsets.row * layout.cols + place.start;
   const Writer grad_scores(out.grad_scores + at, cols, staging, is_whole);
-  const Writer dz_out((out.dz == nullptr ? out.grad_scores : out.dz) + at, cols, staging, is_whole);
   // All lanes of a warp store together unless the launch is plain.
   const int stored = kIsPlain ? cols : cols + static_cast<int>(threadIdx.x % kWarpSize) * N;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     Load::between_passes(held[v]);
-    const int first = v * kStripe;
+    const int first = v * stripe;
     if (first < stored) {
       // With care in every row: a part alone doesn't show whether another needed it.
       float dz[N];
       vector_dz<true>(load, held[v], dot, dz);
       grad_scores.store(first, pack_scaled<Scalar>(dz, out.scale));
-      if (out.dz != nullptr) dz_out.store(first, pack<Scalar>(dz));
+      if (out.dz != nullptr) grad_scores.store(first, pack<Scalar>(dz), out.to_dz());
     }
   }
 }

@@ -114,11 +114,12 @@ class RowReader {
       : row_(operand.data + offset + start) {
     if constexpr (!kIsPlain) {
       const T* row = operand.data + offset;
-      end_ = row + cols;
+      const T* end = row + cols;
       shift_ = misalignment(row);
+      left_ =
+          cols - start - (kVectorBytes - static_cast<int>(shift_)) / static_cast<int>(sizeof(T));
       const auto begin = reinterpret_cast<uintptr_t>(row) - shift_;
-      const uintptr_t behind =
-          (reinterpret_cast<uintptr_t>(end_) + kVectorBytes - 1) / kVectorBytes;
+      const uintptr_t behind = (reinterpret_cast<uintptr_t>(end) + kVectorBytes - 1) / kVectorBytes;
       is_inner_ = begin >= reinterpret_cast<uintptr_t>(operand.data) &&
                   behind * kVectorBytes <= reinterpret_cast<uintptr_t>(operand.end);
     }
@@ -139,7 +140,7 @@ class RowReader {
   template <typename Index>
   __device__ __forceinline__ bool holds(Index first) const {
     if constexpr (kIsPlain) return true;
-    return row_ + first < end_;
+    return first < left_ + (kVectorBytes - static_cast<int>(shift_)) / static_cast<int>(sizeof(T));
   }
 
   // Loads what holds columns [first, first + N), the first within the row.
@@ -151,7 +152,7 @@ class RowReader {
       const auto* granule =
           reinterpret_cast<const Vector<T>*>(reinterpret_cast<const char*>(row_ + first) - shift_);
       Raw raw{granule[0], zero_vector<T>()};
-      if (shift_ != 0 && reinterpret_cast<const T*>(granule + 1) < end_) raw.high = granule[1];
+      if (shift_ != 0 && first < left_) raw.high = granule[1];
       return raw;
     }
   }
@@ -174,7 +175,7 @@ class RowReader {
 
  private:
   const T* row_;
-  const T* end_;
+  int64_t left_;  // columns that lie beyond the first granule
   uint32_t shift_;
   bool is_inner_;
 };

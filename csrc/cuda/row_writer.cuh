@@ -10,7 +10,7 @@ namespace sms_plugin {
 // Whether the rows of a contiguous result consist of whole, aligned vectors.
 template <typename T>
 __device__ __forceinline__ bool has_whole_rows(const T* data, int64_t cols) {
-  return misalignment(data) == 0 && cols % kVectorSize<T> == 0;
+  return misalignment(data) == 0 && static_cast<uint64_t>(cols) % kVectorSize<T> == 0;
 }
 
 // Stores the vectors of a row that kLanes neighbouring threads hold, one stripe after the other.
@@ -45,19 +45,24 @@ class RowWriter {
       T* segment = row - lane_ * N;
       begin_ = static_cast<int>(misalignment(segment));
       aligned_ = reinterpret_cast<char*>(segment) - begin_;
+      left_ = cols + lane_ * N;
     }
   }
 
   // Stores columns [first, first + N) that lie within the row; `first` may lie beyond it unless
   // the launch is plain.
+  // With `other` they go to the same place of another result, that many bytes away: a multiple of
+  // 16.
   template <typename Index>
-  __device__ __forceinline__ void store(Index first, const Vector<T>& vector) const {
+  __device__ __forceinline__ void store(Index first, const Vector<T>& vector,
+                                        int64_t other = 0) const {
+    char* address = reinterpret_cast<char*>(row_ + first) + other;
     if constexpr (kIsPlain) {
-      *reinterpret_cast<Vector<T>*>(row_ + first) = vector;
+      *reinterpret_cast<Vector<T>*>(address) = vector;
     } else if (is_whole_) {
-      if (first < cols_) *reinterpret_cast<Vector<T>*>(row_ + first) = vector;
+      if (first < cols_) *reinterpret_cast<Vector<T>*>(address) = vector;
     } else {
-      store_segment(first, vector);
+      store_segment(first, vector, other);
     }
   }
 
@@ -94,23 +99,42 @@ class RowWriter {
     return element(vector, 0);
   }
 
-  template <typename Index>
-  __device__ __forceinline__ void store_segment(Index first, const Vector<T>& vector) const {
-    // Bytes [begin_, end) of the buffer belong to the row.
-    const int64_t left = cols_ + lane_ * N - first;
-    const int values = left < 0 ? 0 : left < kSegment * N ? static_cast<int>(left) : kSegment * N;
-    const int end = begin_ + values * kSize;
-    char* aligned = aligned_ + static_cast<int64_t>(first) * kSize;
+  __device__ __forceinline__ void store_granule(char* aligned) const {
+    Vector<T> granule;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) granule.words[w] = buffer_[5 * lane_ + w];
+    *reinterpret_cast<Vector<T>*>(aligned + lane_ * kVectorBytes) = granule;
+  }
 
+  template <typename Index>
+  __device__ __forceinline__ void store_segment(Index first, const Vector<T>& vector,
+                                                int64_t other) const {
+    char* aligned = aligned_ + static_cast<int64_t>(first) * kSize + other;
     put(vector);
     __syncwarp();  // the segment is complete
-    const int granule = lane_ * kVectorBytes;
-    if (granule >= begin_ && granule + kVectorBytes <= end) {
-      Vector<T> whole;
+    if (first + kSegment * N <= left_) {
+      // All of the segment lies within the row: its ends make up one granule.
+      if (lane_ > 0 || begin_ == 0) store_granule(aligned);
 #pragma unroll
-      for (int w = 0; w < 4; ++w) whole.words[w] = buffer_[5 * lane_ + w];
-      *reinterpret_cast<Vector<T>*>(aligned + granule) = whole;
+      for (int k = 0; k < N; k += kSegment) {
+        const int byte = (lane_ + k) * kSize;
+        if (byte < kVectorBytes && begin_ > 0) {
+          const int at = byte < begin_ ? byte + kSegment * kVectorBytes : byte;
+          *reinterpret_cast<T*>(aligned + at) = value_at(at);
+        }
+      }
+    } else {
+      store_end(aligned, left_ - first);
     }
+    __syncwarp();  // the segment is read: the next may overwrite it
+  }
+
+  // What there is of the segment in which the row ends: `left` columns, or fewer than none.
+  __device__ __forceinline__ void store_end(char* aligned, int64_t left) const {
+    // Bytes [begin_, end) of the buffer belong to the row.
+    const int end = begin_ + (left < 0 ? 0 : static_cast<int>(left)) * kSize;
+    const int granule = lane_ * kVectorBytes;
+    if (granule >= begin_ && granule + kVectorBytes <= end) store_granule(aligned);
     const int tail = end / kVectorBytes * kVectorBytes;  // the granule in which the segment ends
 #pragma unroll
     for (int k = 0; k < N; k += kSegment) {
@@ -123,14 +147,14 @@ class RowWriter {
         *reinterpret_cast<T*>(aligned + tail + byte) = value_at(tail + byte);
       }
     }
-    __syncwarp();  // the segment is read: the next may overwrite it
   }
 
   T* row_;
   int64_t cols_;
   bool is_whole_;
   int lane_;
-  int begin_;  // bytes that a segment starts behind a boundary
+  int begin_;     // bytes that a segment starts behind a boundary
+  int64_t left_;  // columns from the first of the segment on
   uint32_t* buffer_;
   char* aligned_;  // that boundary, for the segment at `first` = 0
 };

@@ -12,12 +12,7 @@ struct Term {
   TermKind kind = TermKind::kNone;
 };
 
-template <typename Acc>
-__device__ __forceinline__ Acc eighth() {
-  return static_cast<Acc>(1 / kHeadroom);
-}
-
-// z of a vector of columns, in eighths: what functors with a term keep, and how they give it.
+// z of a vector of columns, in its unit: what functors with a term keep, and how they give it.
 template <typename T>
 struct HeldZ {
   using Scalar = T;
@@ -25,6 +20,7 @@ struct HeldZ {
   static constexpr int N = kVectorSize<T>;
   static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kWide;
   static constexpr int kOperands = 3;  // of the layout
+  static constexpr bool kMayOverflow = true;
   struct Held {
     Acc z[N];
   };
@@ -46,19 +42,20 @@ struct HeldZ {
     return largest;
   }
 
-  __device__ __forceinline__ Acc z_of(Acc value) const { return value; }
-  __device__ __forceinline__ float log2_factor() const {
-    return static_cast<float>(kHeadroom * kLog2E);
-  }
+  __device__ __forceinline__ Acc z(Acc value) const { return value; }
+  __device__ __forceinline__ Acc odd_z(Acc value) const { return value; }
+  __device__ __forceinline__ float log2_factor() const { return static_cast<float>(kLog2E); }
   __device__ __forceinline__ bool is_ordinary() const { return true; }
 
   static __device__ __forceinline__ void between_passes(Held&) {}
 };
 
+struct Nothing {};
+
 // One additive term of dtype U whose columns lie one after the other, with or without a bool mask
 // of the same kind: a bias and padding, ALiBi and padding, an additive mask. Removed scores become
 // -inf and their terms 0, so that nothing but -inf reaches z.
-template <typename T, typename U>
+template <typename T, typename U, bool kHasMask>
 struct BiasedScores : HeldZ<T> {
   using Acc = Accumulator<T>;
   using Held = typename HeldZ<T>::Held;
@@ -68,15 +65,15 @@ struct BiasedScores : HeldZ<T> {
   static_assert(N % kPerLoad == 0);
 
   Operand<T> scores;
-  Acc scale;  // in eighths; above 0: a removed score stays -inf
+  Acc scale;  // above 0: a removed score stays -inf
   Operand<U> term;
-  Operand<uint8_t> mask;  // or null
+  Operand<uint8_t> mask;  // if kHasMask
   int term_operand;       // which operand of the layout the term is
 
   BiasedScores(const Operand<T>& operand, double factor, const Operand<U>& added,
                const Operand<uint8_t>& flags, int which)
       : scores(operand),
-        scale(static_cast<Acc>(factor / kHeadroom)),
+        scale(static_cast<Acc>(factor)),
         term(added),
         mask(flags),
         term_operand(which) {}
@@ -85,14 +82,14 @@ struct BiasedScores : HeldZ<T> {
   struct Row {
     RowReader<T, kIsPlain> scores;
     RowReader<U, kIsPlain> term;
-    FlagReader<N, kIsPlain> mask;
+    std::conditional_t<kHasMask, FlagReader<N, kIsPlain>, Nothing> mask;
     __device__ __forceinline__ bool is_inner() const { return scores.is_inner(); }
   };
   template <bool kIsPlain>
   struct Raw {
     RawVector<T, kIsPlain> scores;
     RawVector<U, kIsPlain> term[kTermLoads];
-    typename FlagReader<N, kIsPlain>::Raw mask;
+    std::conditional_t<kHasMask, typename FlagReader<N, kIsPlain>::Raw, Nothing> mask;
   };
 
   template <bool kIsPlain>
@@ -103,13 +100,13 @@ struct BiasedScores : HeldZ<T> {
         {term, term_operand == 1 ? offsets.operand[1] : offsets.operand[2], layout.cols, start},
         {}};
     bool is_inner = row.scores.is_inner() && row.term.is_inner();
-    if (mask.data != nullptr) {
+    if constexpr (kHasMask) {
       row.mask = FlagReader<N, kIsPlain>(mask, offsets.operand[1], layout.cols, start);
       is_inner = is_inner && row.mask.is_inner();
     }
     row.scores.keep_inner(is_inner);
     row.term.keep_inner(is_inner);
-    row.mask.keep_inner(is_inner);
+    if constexpr (kHasMask) row.mask.keep_inner(is_inner);
     return row;
   }
 
@@ -129,7 +126,7 @@ struct BiasedScores : HeldZ<T> {
       const Index start = first + c * kPerLoad;
       if (kIsPlain || c == 0 || row.term.holds(start)) raw.term[c] = row.term.fetch(start);
     }
-    if (mask.data != nullptr) raw.mask = row.mask.fetch(first);
+    if constexpr (kHasMask) raw.mask = row.mask.fetch(first);
     return raw;
   }
   template <typename Index>
@@ -141,18 +138,18 @@ struct BiasedScores : HeldZ<T> {
     for (int c = 0; c < kTermLoads; ++c) {
       raw.term[c] = row.term.gather(column_within(first + c * kPerLoad, end), end);
     }
-    if (mask.data != nullptr) raw.mask = row.mask.gather(first, end);
+    if constexpr (kHasMask) raw.mask = row.mask.gather(first, end);
     return raw;
   }
 
   template <bool kIsPlain, typename Index>
   __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
-                                         Index first, Index end) const {
+                                         Index first, Index end, Acc unit = 1) const {
     Vector<T> x = row.scores.take(raw.scores);
     Vector<U> terms[kTermLoads];
 #pragma unroll
     for (int c = 0; c < kTermLoads; ++c) terms[c] = row.term.take(raw.term[c]);
-    if (mask.data != nullptr) {
+    if constexpr (kHasMask) {
       uint32_t flags[FlagReader<N, kIsPlain>::kWords];
       row.mask.take(raw.mask, first, flags);
       replace_flagged(x, flags, removed_vector<T>());
@@ -174,7 +171,7 @@ struct BiasedScores : HeldZ<T> {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       const Acc added = to_accumulator<Acc>(element(terms[k / kPerLoad], k % kPerLoad));
-      held.z[k] = fma(added, eighth<Acc>(), to_accumulator<Acc>(element(x, k)) * scale);
+      held.z[k] = fma(to_accumulator<Acc>(element(x, k)), scale * unit, added * unit);
     }
     return held;
   }
@@ -182,7 +179,8 @@ struct BiasedScores : HeldZ<T> {
   template <bool kIsPlain, typename Index>
   __device__ __forceinline__ uint32_t selected(const Row<kIsPlain>& row, Index first,
                                                Index end) const {
-    return mask.data == nullptr ? ~0u : row.mask.clear_bits(first, end);
+    if constexpr (kHasMask) return row.mask.clear_bits(first, end);
+    return ~0u;
   }
 };
 
@@ -207,16 +205,13 @@ struct GeneralScores : HeldZ<T> {
   static constexpr int N = kVectorSize<T>;
 
   Operand<T> scores;
-  Acc scale;  // in eighths, with its sign
+  Acc scale;  // of any sign
   Term mask;  // strided, broadcasts to [rows, cols]
   Term bias;  // same
 
   GeneralScores(const Operand<T>& operand, double factor, const Term& mask_term,
                 const Term& bias_term)
-      : scores(operand),
-        scale(static_cast<Acc>(factor / kHeadroom)),
-        mask(mask_term),
-        bias(bias_term) {}
+      : scores(operand), scale(static_cast<Acc>(factor)), mask(mask_term), bias(bias_term) {}
 
   template <bool kIsPlain>
   struct Row {
@@ -263,10 +258,10 @@ struct GeneralScores : HeldZ<T> {
     return row.scores.gather(first, end);
   }
 
-  // z += term / 8, in whatever dtype the term is stored.
+  // z += term, in the unit and in whatever dtype the term is stored.
   template <typename Index>
   static __device__ __forceinline__ void add(TermKind kind, const void* row, int64_t col_stride,
-                                             Index first, Index end, Acc (&z)[N]) {
+                                             Index first, Index end, Acc unit, Acc (&z)[N]) {
     Acc values[N];
     switch (kind) {
       case TermKind::kHalf:
@@ -285,7 +280,7 @@ struct GeneralScores : HeldZ<T> {
         return;
     }
 #pragma unroll
-    for (int k = 0; k < N; ++k) z[k] = fma(values[k], eighth<Acc>(), z[k]);
+    for (int k = 0; k < N; ++k) z[k] = fma(values[k], unit, z[k]);
   }
 
   // Bits of the columns that a bool mask keeps.
@@ -304,7 +299,7 @@ struct GeneralScores : HeldZ<T> {
 
   template <bool kIsPlain, typename Index>
   __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
-                                         Index first, Index end) const {
+                                         Index first, Index end, Acc unit = 1) const {
     Held held;
     if (first >= end) {
       HeldZ<T>::cut(held, 0);
@@ -312,13 +307,13 @@ struct GeneralScores : HeldZ<T> {
     }
     const Vector<T> x = row.scores.take(raw);
 #pragma unroll
-    for (int k = 0; k < N; ++k) held.z[k] = to_accumulator<Acc>(element(x, k)) * scale;
+    for (int k = 0; k < N; ++k) held.z[k] = to_accumulator<Acc>(element(x, k)) * (scale * unit);
     // One copy of the code for both terms: two would spill.
 #pragma unroll 1
     for (int t = 0; t < 2; ++t) {
       const bool is_bias = t == 0;
       add(is_bias ? bias.kind : mask.kind, is_bias ? row.bias : row.mask,
-          is_bias ? row.bias_stride : row.mask_stride, first, end, held.z);
+          is_bias ? row.bias_stride : row.mask_stride, first, end, unit, held.z);
     }
     // Selection comes after all arithmetic.
     const uint32_t kept = selected(row, first, end);
