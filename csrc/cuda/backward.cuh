@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   using Acc = typename Load::Acc;
   constexpr int kLanes = Mapping::kLanes;
   using Reduction = RowReduction<kLanes, Acc>;
-  using Writer = RowWriter<Scalar, kLanes, kIsPlain>;
+  using Writer = RowWriter<Scalar, kLanes, kIsPlain, int64_t>;
   constexpr int N = Load::N;
   constexpr int64_t kStep = int64_t{kLanes} * N;
   __shared__ typename Reduction::Shared shared[2];

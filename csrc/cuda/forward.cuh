@@ -131,11 +131,14 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
   const int stored = kIsPlain ? end : static_cast<int>(layout.cols);
   if (any_row<kLanes>(!exponential.is_regular || factor != factor)) {
     // Rare: read the row again, so that nothing is kept for this above.
+    const int64_t row = Mapping::row_again();
+    const auto again_in = load.template row<kIsPlain>(
+        layout, layout.template offsets<Load::kOperands>(row < layout.rows ? row : 0), start);
     const Acc unit = exponential.unit();
     maximum = negative_infinity(Acc{});
 #pragma unroll 1
     for (int first = 0; first < end; first += kStripe) {
-      const auto again = load_vector<kIsPlain>(load, in, first, end, unit);
+      const auto again = load_vector<kIsPlain>(load, again_in, first, end, unit);
       maximum = larger(maximum, odd_max(load, again));
     }
     RowExponential<Load> odd = exponential;
@@ -145,7 +148,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
       const int first = v * kStripe;
       Acc sum = 0;
       if (first < end) {
-        sum = careful_sum(load, load_vector<kIsPlain>(load, in, first, end, unit), odd);
+        sum = careful_sum(load, load_vector<kIsPlain>(load, again_in, first, end, unit), odd);
       }
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) sums[i] = i == v ? sum : sums[i];
@@ -156,8 +159,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
     for (int first = 0; first < stored; first += kStripe) {
       Vector<Scalar> values = zero_vector<Scalar>();
       if (first < end) {
-        const auto again = load_vector<kIsPlain>(load, in, first, end, unit);
-        values = careful_probs<kIsPlain>(load, in, again, odd, factor, first, end);
+        const auto again = load_vector<kIsPlain>(load, again_in, first, end, unit);
+        values = careful_probs<kIsPlain>(load, again_in, again, odd, factor, first, end);
       }
       out.store(first, values);
     }
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   using Acc = typename Load::Acc;
   constexpr int kLanes = Mapping::kLanes;
   using Reduction = RowReduction<kLanes, Acc>;
-  using Writer = RowWriter<Scalar, kLanes, kIsPlain>;
+  using Writer = RowWriter<Scalar, kLanes, kIsPlain, int64_t>;
   constexpr int N = Load::N;
   constexpr int64_t kStep = int64_t{kLanes} * N;
   __shared__ typename Reduction::Shared shared[2];

@@ -30,6 +30,13 @@ struct Mapping {
   static __device__ __forceinline__ int64_t row() {
     return static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kLanes;
   }
+  // The same, without anything that the compiler knows of it: worth no register until it is asked
+  // for again.
+  static __device__ __forceinline__ int64_t row_again() {
+    uint32_t block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return static_cast<int64_t>(block) * kRowsPerBlock + threadIdx.x / kLanes;
+  }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
 };
 
@@ -62,7 +69,7 @@ constexpr int64_t kMaxWhole = kTable == Table::kPacked || kTable == Table::kMask
 // takes twice the vectors for as much to be in flight. Rows that a block can't hold are
 // cut into parts (parts.cuh), or streamed. The order of summation is the same
 // under every mapping (tree_sum): the table can be tuned without changing a bit of any result.
-template <Table kTable, typename Launch>
+template <Table kTable, bool kIsPlain, typename Launch>
 void with_mapping(int64_t vectors, bool is_causal, Launch&& launch) {
   if constexpr (kTable == Table::kPacked || kTable == Table::kMasked) {
     if (vectors <= 2) return launch(Mapping<2, 1>{});
@@ -161,7 +168,7 @@ void with_biased_mapping(int64_t vectors, Launch&& launch) {
   if constexpr (sizeof(T) < 8) {
     if (vectors <= 512) return launch(Mapping<256, 2, 512>{});
     if (vectors <= 768) return launch(Mapping<256, 3, 256>{});
-    return launch(Mapping<512, 2, 512>{});
+    return launch(Mapping<256, 4, 256>{});
   }
 }
 

@@ -19,7 +19,7 @@ __device__ __forceinline__ bool has_whole_rows(const T* data, int64_t cols) {
 // Otherwise what a warp holds of a stripe, a segment, goes through shared memory, where it is
 // shifted to the granules of the row: whole ones are stored at once, the two at the ends value by
 // value, a lane each. Every lane of a warp has to call `store` then.
-template <typename T, int kLanes, bool kIsPlain>
+template <typename T, int kLanes, bool kIsPlain, typename Index = int>
 class RowWriter {
  public:
   static constexpr int N = kVectorSize<T>;
@@ -37,7 +37,7 @@ class RowWriter {
   // from there, or 0 or less.
   template <int kThreads>
   __device__ __forceinline__ RowWriter(T* row,  // from the first column of the thread on
-                                       int64_t cols, Staging<kThreads>& staging, bool is_whole)
+                                       Index cols, Staging<kThreads>& staging, bool is_whole)
       : row_(row), cols_(cols), is_whole_(is_whole) {
     if constexpr (!kIsPlain) {
       lane_ = static_cast<int>(threadIdx.x) % kSegment;
@@ -46,6 +46,10 @@ class RowWriter {
       begin_ = static_cast<int>(misalignment(segment));
       aligned_ = reinterpret_cast<char*>(segment) - begin_;
       left_ = cols + lane_ * N;
+      const int byte = lane_ * kSize;
+      edge_at_ = byte < begin_ ? byte + kSegment * kVectorBytes : byte;
+      has_edge_ = begin_ > 0 && byte < kVectorBytes;
+      owns_granule_ = begin_ == 0 || lane_ > 0;
     }
   }
 
@@ -53,7 +57,6 @@ class RowWriter {
   // the launch is plain.
   // With `other` they go to the same place of another result, that many bytes away: a multiple of
   // 16.
-  template <typename Index>
   __device__ __forceinline__ void store(Index first, const Vector<T>& vector,
                                         int64_t other = 0) const {
     char* address = reinterpret_cast<char*>(row_ + first) + other;
@@ -106,7 +109,6 @@ class RowWriter {
     *reinterpret_cast<Vector<T>*>(aligned + lane_ * kVectorBytes) = granule;
   }
 
-  template <typename Index>
   __device__ __forceinline__ void store_segment(Index first, const Vector<T>& vector,
                                                 int64_t other) const {
     char* aligned = aligned_ + static_cast<int64_t>(first) * kSize + other;
@@ -114,14 +116,13 @@ class RowWriter {
     __syncwarp();  // the segment is complete
     if (first + kSegment * N <= left_) {
       // All of the segment lies within the row: its ends make up one granule.
-      if (lane_ > 0 || begin_ == 0) store_granule(aligned);
+      if (owns_granule_) store_granule(aligned);
+      if (has_edge_) *reinterpret_cast<T*>(aligned + edge_at_) = value_at(edge_at_);
 #pragma unroll
-      for (int k = 0; k < N; k += kSegment) {
+      for (int k = kSegment; k < N; k += kSegment) {  // fewer lanes than values
         const int byte = (lane_ + k) * kSize;
-        if (byte < kVectorBytes && begin_ > 0) {
-          const int at = byte < begin_ ? byte + kSegment * kVectorBytes : byte;
-          *reinterpret_cast<T*>(aligned + at) = value_at(at);
-        }
+        const int at = byte < begin_ ? byte + kSegment * kVectorBytes : byte;
+        if (begin_ > 0) *reinterpret_cast<T*>(aligned + at) = value_at(at);
       }
     } else {
       store_end(aligned, left_ - first);
@@ -130,7 +131,7 @@ class RowWriter {
   }
 
   // What there is of the segment in which the row ends: `left` columns, or fewer than none.
-  __device__ __forceinline__ void store_end(char* aligned, int64_t left) const {
+  __device__ __forceinline__ void store_end(char* aligned, Index left) const {
     // Bytes [begin_, end) of the buffer belong to the row.
     const int end = begin_ + (left < 0 ? 0 : static_cast<int>(left)) * kSize;
     const int granule = lane_ * kVectorBytes;
@@ -150,11 +151,14 @@ class RowWriter {
   }
 
   T* row_;
-  int64_t cols_;
+  Index cols_;
   bool is_whole_;
   int lane_;
-  int begin_;     // bytes that a segment starts behind a boundary
-  int64_t left_;  // columns from the first of the segment on
+  int begin_;    // bytes that a segment starts behind a boundary
+  int edge_at_;  // the byte of the first and last granule that this lane stores, if has_edge_
+  bool has_edge_;
+  bool owns_granule_;  // whether the granule at this lane is whole, within the row
+  Index left_;         // columns from the first of the segment on
   uint32_t* buffer_;
   char* aligned_;  // that boundary, for the segment at `first` = 0
 };
