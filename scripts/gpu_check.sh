@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that a GPU must show, in one command: build, tests, correctness table, compute-sanitizer,
-# and a first timing against the native chain.
+# and a quick look at the speed of every case.
 #
 #   bash scripts/gpu_check.sh OUT_DIR [--strict]
 #
 # Uses the current Python (PYTHON, or python, or python3) and this checkout; installs nothing. What has to
 # be skipped is named; --strict fails on it. The summary comes last; under OUT_DIR lie summary.txt, the
-# full output (check.log), verify.csv and timing.csv.
+# full output (check.log), verify.csv and softmax.csv.
 set -uo pipefail
 
 usage() { sed -n '5p' "$0" | sed 's/^# *//' >&2; exit 2; }
@@ -126,7 +126,7 @@ else
   skip "verify, memcheck, racecheck: numpy isn't installed"
 fi
 
-step timing 180 "$PYTHON" scripts/time_softmax.py --device cuda --out "$OUT/timing.csv"
+step speed 180 "$PYTHON" scripts/bench_softmax.py --device cuda --quick --out "$OUT/softmax.csv"
 rm -f "$OUT/.part"
 
 printf '\n'

@@ -1,0 +1,1 @@
+"""What the benchmarks share: protocol, records, roofs, systems, cells."""
