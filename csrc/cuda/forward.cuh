@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
                    has_whole_rows<Scalar>(probs, layout.cols));
 
   Acc maximum = negative_infinity(Acc{});
-#pragma unroll 4
+#pragma unroll 2
   for (int64_t first = 0; first < end; first += kStep) {
     maximum = larger(maximum, load.largest(load_vector<kIsPlain>(load, in, first, end)));
   }
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
 
   // Whole warps: all lanes of one are needed to store unless the launch is plain.
   const int64_t stored = kIsPlain ? cols : cols + int64_t{threadIdx.x % kWarpSize} * N;
-#pragma unroll 4
+#pragma unroll 2
   for (int64_t first = 0; first < stored; first += kStep) {
     Vector<Scalar> values = zero_vector<Scalar>();
     if (first < end) {

@@ -24,6 +24,9 @@ enum class Stage {
   kFinish,   // writes the rows
 };
 
+// Blocks that a multiprocessor has to hold, if the kernel is one that needs few registers.
+constexpr int part_blocks(bool is_small) { return is_small && kHasMeasuredRegisters ? 2 : 1; }
+
 // How rows are cut.
 struct Parts {
   float2* statistics;  // [rows, count]; null within a cluster
@@ -82,7 +85,8 @@ __device__ __forceinline__ float max_over_parts(
 // the second time from the L2 if they fit. Safe: a part belongs to its block alone, and statistics
 // are complete before anybody uses them.
 template <typename Load, int kVectors, bool kIsPlain, Stage kStage>
-__global__ void __launch_bounds__(kPartThreads, kIsPlain&& Load::kTable == Table::kPacked ? 2 : 1)
+__global__ void __launch_bounds__(kPartThreads,
+                                  part_blocks(kIsPlain&& Load::kTable == Table::kPacked))
     softmax_forward_parts(const Load load,
                           typename Load::Scalar* __restrict__ probs,  // [rows, cols]
                           const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal,
@@ -194,7 +198,7 @@ __global__ void __launch_bounds__(kPartThreads, kIsPlain&& Load::kTable == Table
 // Reads the visible part of both once, in two stages twice; writes all of grad_scores once (and of
 // dz). Safe: as above.
 template <typename Load, int kVectors, bool kIsPlain, Stage kStage>
-__global__ void __launch_bounds__(kPartThreads, kIsPlain ? 2 : 1)
+__global__ void __launch_bounds__(kPartThreads, part_blocks(kIsPlain))
     softmax_backward_parts(const Load load, const GradOut<typename Load::Scalar> out,
                            const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal,
                            const Parts parts) {

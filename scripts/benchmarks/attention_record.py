@@ -18,7 +18,8 @@ GPT_CASE = "GPT"
 CHANGING_CASE = "GPT, changing lengths"
 
 FLOOR_GOAL = 0.8  # floor over fused, in every row: within 1.25 times the floor
-SDPA_GOALS = {"8x12x1024x64": 1.6, "256x4x256x32": 1.6}  # SDPA over fused, uncompiled
+# SDPA over fused, uncompiled. In float32 the floor itself is at most 1.7 times as fast as SDPA.
+SDPA_GOALS = {"8x12x1024x64": 1.6, "256x4x256x32": 1.6}
 GPT_GOALS = {512: 1.5, 1024: 1.95, 2048: 2.6, 4096: 3.35}  # native over fused
 GPT_PEAK_GOALS = {512: 0.62, 1024: 0.51, 2048: 0.44, 4096: 0.42}  # fused over native, peak memory
 
@@ -105,7 +106,8 @@ def verdicts(by_system: dict[str, AttentionRecord]) -> list[str]:
         compare("of floor", fused.fraction_of_roof, fused.goal if fused.floor_ms else None)
         sdpa = by_system.get("SDPA")
         if fused.floor_ms and sdpa is not None:
-            compare("SDPA /", _ratio(sdpa, fused), SDPA_GOALS.get(fused.shape, 1.0))
+            goal = SDPA_GOALS.get(fused.shape, 1.0) if fused.dtype == "bfloat16" else 1.0
+            compare("SDPA /", _ratio(sdpa, fused), goal)
     if fused is not None and native is not None:
         is_gpt = fused.floor_ms is None
         compare("native /", _ratio(native, fused), fused.goal if is_gpt else 1.0)
