@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   using Writer = RowWriter<Scalar, kLanes, kIsPlain, int64_t>;
   constexpr int N = Load::N;
   constexpr int64_t kStep = int64_t{kLanes} * N;
+  constexpr int kAhead = Load::kTable == Table::kWide ? 1 : 2;  // steps of a loop at a time
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<Mapping::kThreads> staging;
 
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
                    has_whole_rows<Scalar>(probs, layout.cols));
 
   Acc maximum = negative_infinity(Acc{});
-#pragma unroll 2
+#pragma unroll kAhead
   for (int64_t first = 0; first < end; first += kStep) {
     maximum = larger(maximum, load.largest(load_vector<kIsPlain>(load, in, first, end)));
   }
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
 
   // Whole warps: all lanes of one are needed to store unless the launch is plain.
   const int64_t stored = kIsPlain ? cols : cols + int64_t{threadIdx.x % kWarpSize} * N;
-#pragma unroll 2
+#pragma unroll kAhead
   for (int64_t first = 0; first < stored; first += kStep) {
     Vector<Scalar> values = zero_vector<Scalar>();
     if (first < end) {
