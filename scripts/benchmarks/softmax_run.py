@@ -183,7 +183,7 @@ class SoftmaxRun:
         return self._empty_kernel
 
     def _host(self, cell: Cell) -> list[Record]:
-        """Host time of a call; fused and native in turn would measure their caches as well."""
+        """Host time of a call: a forward that nothing is recorded for, and a training step's."""
         problem = make_problem(cell, "cuda")
         records: list[Record] = []
         for index, direction in enumerate(("forward", "forward + backward")):
@@ -192,7 +192,8 @@ class SoftmaxRun:
                     continue
                 call = system.forward(problem) if index == 0 else system.both(problem)
                 rounds = max(5, self.rounds // 4)
-                ms = time_host(call, rounds=rounds, wait=torch.cuda.synchronize)
+                with torch.set_grad_enabled(index == 1):
+                    ms = time_host(call, rounds=rounds, wait=torch.cuda.synchronize)
                 goal = cell.goals[index] if cell.goals and system.name == "fused" else None
                 note = "" if goal is None else "goal: times as fast as native"
                 records.append(
