@@ -197,7 +197,7 @@ def _examine_library(
         return
 
     if recipe is not None and not build:
-        seen = f"not built yet: it is at its first use, in about a minute ({recipe})"
+        seen = f"not built yet: it is at its first use, in one to three minutes ({recipe})"
         yield Finding(
             "library", "warning", seen, "`python -m sms_plugin.doctor --build` builds it now"
         )
