@@ -25,7 +25,7 @@ void launch_backward_as(const BackwardArguments& arguments, cudaStream_t stream)
       return check_launch("softmax_backward_parts");
     }
   }
-  with_mapping<Load::kTable, kIsPlain>(vectors, causal.is_causal, [&](auto mapping) {
+  with_mapping<Load::kTable>(vectors, causal.is_causal, [&](auto mapping) {
     using M = decltype(mapping);
     const unsigned int blocks = blocks_for(layout.rows, M::kRowsPerBlock);
     if constexpr (M::kIsStreaming) {

@@ -43,9 +43,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
   __shared__ typename Reduction::Shared shared[2][2];
   __shared__ typename Writer::template Staging<Mapping::kThreads> staging;
 
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  int64_t bias_row =
-      static_cast<int64_t>(blockIdx.x) * Mapping::kRowsPerBlock + threadIdx.x / kLanes;
+  const int lane = Mapping::lane();
+  int64_t bias_row = Mapping::row();
   const bool is_active = bias_row < kept.rows;
   if (!is_active) bias_row = 0;
   const RowOffsets kept_offsets = kept.template offsets<3>(bias_row);

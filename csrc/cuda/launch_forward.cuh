@@ -29,7 +29,7 @@ void launch_forward_as(const Load& load, const ForwardArguments& arguments, cuda
       return check_launch("softmax_forward_parts");
     }
   }
-  with_mapping<Load::kTable, kIsPlain>(vectors, causal.is_causal, [&](auto mapping) {
+  with_mapping<Load::kTable>(vectors, causal.is_causal, [&](auto mapping) {
     using M = decltype(mapping);
     const unsigned int blocks = blocks_for(layout.rows, M::kRowsPerBlock);
     if constexpr (M::kIsStreaming) {

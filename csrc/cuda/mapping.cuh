@@ -80,7 +80,7 @@ constexpr int64_t kMaxWhole = kTable == Table::kPacked || kTable == Table::kMask
 // takes twice the vectors for as much to be in flight. Rows that a block can't hold are
 // cut into parts (parts.cuh), or streamed. The order of summation is the same
 // under every mapping (tree_sum): the table can be tuned without changing a bit of any result.
-template <Table kTable, bool kIsPlain, typename Launch>
+template <Table kTable, typename Launch>
 void with_mapping(int64_t vectors, bool is_causal, Launch&& launch) {
   if constexpr (kTable == Table::kPacked || kTable == Table::kMasked) {
     if (vectors <= 2) return launch(Mapping<2, 1>{});

@@ -1,11 +1,10 @@
 // Rows too long for one block: each is cut into parts, and a block owns a part. No torch here.
 //
 // A part is what one of `count` blocks holds if their threads take the vectors of the row in turn:
-// the same for every row of a length. Its statistics are a maximum and
-// a sum (or, backward, a sum); those of the row follow from them in a fixed order. The statistics
-// go from block to block through a cluster, so that a part is read once; or through memory, with
-// one kernel to take them and one to finish the rows, which reads the parts again. Both give the
-// same bits.
+// the same for every row of a length. Its statistics are a maximum and a sum (or, backward, a sum);
+// those of the row follow from them in a fixed order. The statistics go from block to block through
+// a cluster, so that a part is read once; or through memory, with one kernel to take them and one
+// to finish the rows, which reads the parts again. Both give the same bits.
 
 #pragma once
 

@@ -6,6 +6,7 @@ kernel has an additive mask of the scores' own size and dtype, and a causality o
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ class Unavailable(RuntimeError):
     """A system that can't run here, and why."""
 
 
-class System:
+class System(abc.ABC):
     """`note` stands in each of its records."""
 
     def __init__(self, name: str, note: str = "") -> None:
@@ -42,15 +43,17 @@ class System:
         """Why it can't compute that, or None."""
         return None
 
+    @abc.abstractmethod
     def forward(self, problem: Problem) -> Call:
-        raise NotImplementedError
+        """A call that computes the forward."""
 
+    @abc.abstractmethod
     def backward(self, problem: Problem) -> Call:
         """A call that computes the gradients again and again; the forward is done before."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def both(self, problem: Problem) -> Call:
-        raise NotImplementedError
+        """A call that computes forward and backward."""
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
