@@ -6,7 +6,7 @@ namespace {
 // Vectors of each operand of a part that a thread holds.
 constexpr int kBackwardPartVectors = 4;
 
-template <typename T, bool kIsPlain>
+template <typename T, Access kAccess>
 void launch_backward_as(const BackwardArguments& arguments, cudaStream_t stream) {
   using Load = GradAndProbs<T>;
   const Load load = backward_load<T>(arguments);
@@ -17,22 +17,22 @@ void launch_backward_as(const BackwardArguments& arguments, cudaStream_t stream)
   if constexpr (Load::kTable == Table::kPair) {
     if (vectors > kMaxWhole<Table::kPair> && layout.cols <= kMaxPartedCols) {
       constexpr int kVectors = kBackwardPartVectors;
-      launch_parts(softmax_backward_parts<Load, kVectors, kIsPlain, Stage::kCluster>,
-                   softmax_backward_parts<Load, kVectors, kIsPlain, Stage::kTake>,
-                   softmax_backward_parts<Load, kVectors, kIsPlain, Stage::kFinish>,
+      launch_parts(softmax_backward_parts<Load, kVectors, kAccess, Stage::kCluster>,
+                   softmax_backward_parts<Load, kVectors, kAccess, Stage::kTake>,
+                   softmax_backward_parts<Load, kVectors, kAccess, Stage::kFinish>,
                    cut_rows(vectors, kPartThreads * kVectors), layout.rows, arguments.workspace,
                    stream, load, out, layout, causal);
       return check_launch("softmax_backward_parts");
     }
   }
-  with_mapping<Load::kTable>(vectors, causal.is_causal, [&](auto mapping) {
+  with_mapping_of<Load::kTable, kAccess>(vectors, causal.is_causal, [&](auto mapping) {
     using M = decltype(mapping);
     const unsigned int blocks = blocks_for(layout.rows, M::kRowsPerBlock);
     if constexpr (M::kIsStreaming) {
-      softmax_backward_streaming<Load, M, kIsPlain>
+      softmax_backward_streaming<Load, M, kAccess>
           <<<blocks, M::kThreads, 0, stream>>>(load, out, layout, causal);
     } else {
-      softmax_backward<Load, M, kIsPlain>
+      softmax_backward<Load, M, kAccess>
           <<<blocks, M::kThreads, 0, stream>>>(load, out, layout, causal);
     }
   });
@@ -44,10 +44,13 @@ void launch_backward_as(const BackwardArguments& arguments, cudaStream_t stream)
 template <typename T>
 void launch_backward(const BackwardArguments& arguments, cudaStream_t stream) {
   if (arguments.layout.rows == 0 || arguments.layout.cols == 0) return;
-  if (is_plain_backward<T>(arguments)) {
-    launch_backward_as<T, true>(arguments, stream);
-  } else {
-    launch_backward_as<T, false>(arguments, stream);
+  switch (backward_access<T>(arguments)) {
+    case Access::kWhole:
+      return launch_backward_as<T, Access::kWhole>(arguments, stream);
+    case Access::kShifted:
+      return launch_backward_as<T, Access::kShifted>(arguments, stream);
+    case Access::kSpread:
+      return launch_backward_as<T, Access::kSpread>(arguments, stream);
   }
 }
 

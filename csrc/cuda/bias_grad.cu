@@ -53,7 +53,7 @@ bool is_final(const BiasGradArguments& arguments) {
          (kind == term_kind_of<T>() || kind == term_kind_of<Accumulator<T>>());
 }
 
-template <typename T, bool kIsPlain>
+template <typename T, Access kAccess>
 void launch_backward_biased_as(const BiasGradArguments& arguments, cudaStream_t stream) {
   using Acc = Accumulator<T>;
   using Load = GradAndProbs<T>;
@@ -69,10 +69,10 @@ void launch_backward_biased_as(const BiasGradArguments& arguments, cudaStream_t 
       static_cast<Acc*>(is_final<T>(arguments) ? arguments.grad_bias : arguments.partial),
       (reduced.rows + chunks - 1) / chunks};
   T* grad_bias = is_rounded ? static_cast<T*>(arguments.grad_bias) : nullptr;
-  with_biased_mapping<T>(vectors_of<T>(kept.cols), [&](auto mapping) {
+  with_biased_mapping<T, kAccess>(vectors_of<T>(kept.cols), [&](auto mapping) {
     using M = decltype(mapping);
     const dim3 grid(blocks_for(kept.rows, M::kRowsPerBlock), static_cast<unsigned>(chunks));
-    softmax_backward_biased<Load, M, kIsPlain>
+    softmax_backward_biased<Load, M, kAccess>
         <<<grid, M::kThreads, 0, stream>>>(load, grad_out, kept, reduced, causal, out, grad_bias);
   });
   check_launch("softmax_backward_biased");
@@ -80,10 +80,17 @@ void launch_backward_biased_as(const BiasGradArguments& arguments, cudaStream_t 
 
 template <typename T>
 void launch_backward_biased(const BiasGradArguments& arguments, cudaStream_t stream) {
-  if (is_plain_backward<T>(arguments.backward) && is_aligned(arguments.grad_bias)) {
-    launch_backward_biased_as<T, true>(arguments, stream);
-  } else {
-    launch_backward_biased_as<T, false>(arguments, stream);
+  check_is_aligned(arguments.grad_bias);
+  switch (backward_access<T>(arguments.backward)) {
+    case Access::kWhole:
+      launch_backward_biased_as<T, Access::kWhole>(arguments, stream);
+      break;
+    case Access::kShifted:
+      launch_backward_biased_as<T, Access::kShifted>(arguments, stream);
+      break;
+    case Access::kSpread:
+      launch_backward_biased_as<T, Access::kSpread>(arguments, stream);
+      break;
   }
   // With one chunk the sums are the gradient: written in place if they have its dtype.
   if (!is_final<T>(arguments)) {

@@ -21,12 +21,12 @@ struct BiasGradOut {
   int64_t rows_per_chunk;  // reduced rows that one chunk sums
 };
 
-// Stores N sums from column `first` on, four at a time where the row allows it.
-template <int N, typename Acc>
+// Stores the N sums of a vector, four at a time where the row allows it.
+template <typename Columns, int N, typename Acc>
 __device__ __forceinline__ void store_sums(Acc* __restrict__ row,  // [cols]
                                            int64_t first, int64_t cols, const Acc (&sums)[N]) {
   constexpr int kPerStore = kVectorSize<Acc>;
-  if constexpr (N % kPerStore == 0) {
+  if constexpr (!Columns::kIsSpread && N % kPerStore == 0) {
     if (misalignment(row) == 0 && first + N <= cols) {
 #pragma unroll
       for (int c = 0; c < N / kPerStore; ++c) {
@@ -40,7 +40,8 @@ __device__ __forceinline__ void store_sums(Acc* __restrict__ row,  // [cols]
   }
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    if (first + k < cols) row[first + k] = sums[k];
+    const int64_t column = first + k * Columns::kStep;
+    if (column < cols) row[column] = sums[k];
   }
 }
 
@@ -56,9 +57,9 @@ __device__ __forceinline__ void add_dz(const Load& load, const Acc* dots,  // [r
   const int64_t row = offsets.operand[2];
   const int64_t end = causal.is_causal ? causal.visible(row % causal.queries) : cols;
   if (first >= end) return;
-  const auto in = load.template row<false>(cols, offsets, 0);
+  const auto in = load.template row<ShiftedColumns>(cols, offsets, 0);
   Acc dz[Load::N];  // with care: a dot that was taken with it doesn't show that it was
-  vector_dz<true>(load, load_vector<false>(load, in, first, end), dots[row], dz);
+  vector_dz<true>(load, load_vector<ShiftedColumns>(load, in, first, end), dots[row], dz);
 #pragma unroll
   for (int k = 0; k < Load::N; ++k) sums[k] += dz[k];
 }
@@ -87,7 +88,8 @@ __global__ void __launch_bounds__(kBiasThreads, 6)
   for (int64_t r = begin; r < end; ++r) {
     add_dz(load, dots, reduced, causal, offsets, r, first, kept.cols, sums);
   }
-  store_sums(out.partial + (chunk * kept.rows + bias_row) * kept.cols, first, kept.cols, sums);
+  store_sums<ShiftedColumns>(out.partial + (chunk * kept.rows + bias_row) * kept.cols, first,
+                             kept.cols, sums);
 }
 
 // A block owns a bias row of one column and sums every column of its chunk of the reduced rows.

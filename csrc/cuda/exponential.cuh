@@ -43,11 +43,16 @@ __device__ __forceinline__ float exp2_flushed(float x) {
 template <typename T>
 constexpr int kExtraExponent = std::is_same_v<T, __nv_bfloat16> ? 64 : 0;
 
-// exp(8 x) * 2^kExtra for x <= 0.
+// exp(8 x) * 2^kExtra for x <= 0, to the last unit or two: an exponent of 2 in one float32 would
+// have the error of its size.
 template <int kExtra>
 __device__ __forceinline__ float exp_of_eighth(float x) {
-  constexpr auto kEightLog2E = static_cast<float>(kHeadroom * kLog2E);
-  return exp2_flushed(kExtra == 0 ? x * kEightLog2E : fmaf(x, kEightLog2E, kExtra));
+  constexpr auto kHigh = static_cast<float>(kHeadroom * kLog2E);
+  constexpr auto kLow = static_cast<float>(kHeadroom * kLog2E - kHigh);
+  const float bounded = x < -1e3f ? -1e3f : x;  // 0 either way; NaN stays
+  const float whole = rintf(bounded * kHigh);
+  const float rest = fmaf(bounded, kLow, fmaf(bounded, kHigh, -whole));
+  return exp2_flushed(rest) * exp2_flushed(whole + kExtra);
 }
 // A call, not a copy at each use: its temporaries would push the row out of the registers.
 template <int kExtra>
@@ -73,17 +78,21 @@ __device__ __forceinline__ Acc row_factor(Acc sum) {
   return sum == Acc{0} ? Acc{0} : reciprocal(sum);
 }
 
+// Rows whose |z| stays below this are regular.
+template <typename T>
+constexpr float kRegularZ = sizeof(T) == 2 ? 0x1p23f : 0x1p11f;
+
 // The exponentials of one row over a load functor.
 //
 // A regular row takes one multiply-add and one exponential a value: 2^(value * factor + offset).
 // offset is rounded, but the same for all of the row, so that its error cancels against the sum's;
-// beyond kRegular it could take the sum out of range. Odd rows, those and all in float64 and all
-// with +inf, subtract the maximum first, from values in eighths.
+// beyond kRegularZ it could take the sum out of range. The exponent has the error of its own size:
+// float32 is worth more care where z is so large that it may well be exact. Odd rows, those and all
+// in float64 and all with +inf, subtract the maximum first, from values in eighths.
 template <typename Load>
 struct RowExponential {
   using Acc = typename Load::Acc;
   static constexpr int kExtra = kExtraExponent<typename Load::Scalar>;
-  static constexpr float kRegular = 1 << 23;  // of |z|
 
   float factor = 0;
   float offset = 0;
@@ -97,8 +106,9 @@ struct RowExponential {
       const float from = is_empty ? 0.0f : maximum;
       factor = load.log2_factor();
       offset = fmaf(-from, factor, kExtra);
-      is_regular =
-          fabsf(load.z(from)) < kRegular && load.is_ordinary() && !(Load::kMayOverflow && is_empty);
+      // One comparison: what it takes more, the compiler would prepare for each test of the rare
+      // case.
+      is_regular = fabsf(load.z(Load::kMayOverflow ? maximum : from)) < load.regular_limit();
     }
   }
 

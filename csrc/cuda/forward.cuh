@@ -30,6 +30,23 @@ __device__ __forceinline__ Acc careful_sum(const Load& load, const typename Load
   return tree_sum(weights);
 }
 
+// The sum of a vector of a regular row. What holds a float32 for each value holds its exponential
+// from here on, so that it is taken once.
+template <typename Load, typename Acc = typename Load::Acc>
+__device__ __forceinline__ Acc take_sum(const Load& load, typename Load::Held& held,
+                                        const RowExponential<Load>& exponential) {
+  if constexpr (Load::kHoldsWeights) {
+    Acc weights[Load::N];
+#pragma unroll
+    for (int k = 0; k < Load::N; ++k) {
+      weights[k] = held.z[k] = exponential.regular(load.value(held, k));
+    }
+    return tree_sum(weights);
+  } else {
+    return vector_sum(load, held, exponential);
+  }
+}
+
 // The largest z of a vector of an odd row, in eighths.
 template <typename Load, typename Acc = typename Load::Acc>
 __device__ __forceinline__ Acc odd_max(const Load& load, const typename Load::Held& held) {
@@ -39,40 +56,44 @@ __device__ __forceinline__ Acc odd_max(const Load& load, const typename Load::He
   return maximum;
 }
 
-// The probs of a vector of a regular row without NaN: what is removed is 0 because its z is -inf.
+// The probs of a vector of a regular row without NaN, after take_sum: what is removed is 0 because
+// its z is -inf.
 template <typename Load, typename Acc = typename Load::Acc>
-__device__ __forceinline__ Vector<typename Load::Scalar> vector_probs(
-    const Load& load, const typename Load::Held& held, const RowExponential<Load>& exponential,
-    Acc factor) {
-  Acc p[Load::N];
+__device__ __forceinline__ void vector_probs(const Load& load, const typename Load::Held& held,
+                                             const RowExponential<Load>& exponential, Acc factor,
+                                             Acc (&p)[Load::N]) {
 #pragma unroll
-  for (int k = 0; k < Load::N; ++k) p[k] = exponential.regular(load.value(held, k)) * factor;
-  return pack<typename Load::Scalar>(p);
+  for (int k = 0; k < Load::N; ++k) {
+    if constexpr (Load::kHoldsWeights) {
+      p[k] = held.z[k] * factor;
+    } else {
+      p[k] = exponential.regular(load.value(held, k)) * factor;
+    }
+  }
 }
 
 // The same of any row: columns from `end` on and those removed by selection are 0 even in a NaN
 // row.
-template <bool kIsPlain, typename Load, typename Index, typename Acc = typename Load::Acc>
-__device__ __forceinline__ Vector<typename Load::Scalar> careful_probs(
-    const Load& load, const typename Load::template Row<kIsPlain>& row,
-    const typename Load::Held& held, const RowExponential<Load>& exponential, Acc factor,
-    Index first, Index end) {
-  const uint32_t selected = load.template selected<kIsPlain>(row, first, end);
-  Acc p[Load::N];
+template <typename Columns, typename Load, typename Index, typename Acc = typename Load::Acc>
+__device__ __forceinline__ void careful_probs(const Load& load,
+                                              const typename Load::template Row<Columns>& row,
+                                              const typename Load::Held& held,
+                                              const RowExponential<Load>& exponential, Acc factor,
+                                              Index first, Index end, Acc (&p)[Load::N]) {
+  const uint32_t selected = load.template selected<Columns>(row, first, end);
 #pragma unroll
   for (int k = 0; k < Load::N; ++k) {
     const Acc weight = exponential.careful(load, load.value(held, k));
-    p[k] = first + k >= end || !(selected >> k & 1u) ? Acc{0} : weight * factor;
+    p[k] = first + k * Columns::kStep >= end || !(selected >> k & 1u) ? Acc{0} : weight * factor;
   }
-  return pack<typename Load::Scalar>(p);
 }
 
 // Mapping::kLanes threads own a row and keep it in registers, kVectors vectors each, striped.
 // Reads the visible scores (and terms) once, writes all of probs once; exponentials are computed
 // twice. Chosen for rows of up to kLanes * kVectors vectors (mapping.cuh). Safe: a row belongs to
 // its threads alone; inactive groups take part in shuffles with an empty row.
-template <typename Load, typename Mapping, bool kIsPlain>
-__global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlain))
+template <typename Load, typename Mapping, Access kAccess>
+__global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks())
     softmax_forward(const Load load,
                     typename Load::Scalar* __restrict__ probs,  // [rows, cols]
                     const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal) {
@@ -83,7 +104,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
   constexpr int N = Load::N;
   constexpr int kStripe = kLanes * N;
   using Reduction = RowReduction<kLanes, Acc>;
-  using Writer = RowWriter<Scalar, kLanes, kIsPlain>;
+  using Columns = RowColumns<kAccess, kLanes>;
+  using Writer = RowWriter<Scalar, kLanes, Columns>;
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<Mapping::kThreads> staging;
 
@@ -91,31 +113,30 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
   const bool is_active = index < layout.rows;
   if (!is_active) index = 0;
 
-  const int start =
-      Mapping::lane() * N;  // the first column of this thread: the others count from it
+  const int start = Columns::template start<N>(Mapping::lane());  // the others count from it
   const RowOffsets offsets = layout.template offsets<Load::kOperands>(index);
-  const auto in = load.template row<kIsPlain>(layout, offsets, start);
+  const auto in = load.template row<Columns>(layout, offsets, start);
   const int visible = is_active ? static_cast<int>(causal.visible(offsets.query)) : 0;
   const int end = visible - start;
+  const int seen = visible - Columns::template segment<kLanes, N>(Mapping::lane());
   const int cols = (is_active ? static_cast<int>(layout.cols) : 0) - start;
-  const Writer out(probs + offsets.row * layout.cols + start, cols, staging,
-                   has_whole_rows<Scalar>(probs, layout.cols));
+  const Writer out(probs + offsets.row * layout.cols + start, cols, staging);
 
   typename Load::Held held[kVectors];
-  load_row<kIsPlain>(load, in, kStripe, visible, end, held);
-  if constexpr (kIsPlain) {
+  load_row<Columns>(load, in, kStripe, visible, seen, end, held);
+  if constexpr (!Columns::kIsSpread) {
     // These zeros depend on nothing: they are on their way while the loads arrive.
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int first = v * kStripe;
-      if (first >= end && first < cols) out.store(first, zero_vector<Scalar>());
+      if (first >= end && first < cols) out.store_zeros(first);
     }
   }
 
   Acc maximum = negative_infinity(Acc{});
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    if (v * kStripe < visible) maximum = larger(maximum, load.largest(held[v]));
+    if (v * kStripe < seen) maximum = larger(maximum, load.largest(held[v]));
   }
   const RowExponential<Load> exponential(load, Reduction::max(maximum, shared[0]));
 
@@ -123,22 +144,25 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     Load::between_passes(held[v]);
-    sums[v] = v * kStripe < visible ? vector_sum(load, held[v], exponential) : Acc{0};
+    // Rows that share a warp differ in what is seen: lanes of a segment store together.
+    constexpr bool kIsAlways = Load::kHoldsWeights && Columns::kIsSpread && kLanes < kWarpSize;
+    sums[v] = Acc{0};
+    if (kIsAlways || v * kStripe < seen) sums[v] = take_sum(load, held[v], exponential);
   }
   Acc factor = row_factor(Reduction::sum(tree_sum(sums), shared[0]));
 
-  // All lanes of a warp store together unless the launch is plain; those of a short row store 0.
-  const int stored = kIsPlain ? end : static_cast<int>(layout.cols);
+  // Lanes of a segment store together; those of a short row store zeros.
+  const int stored = Columns::kIsSpread ? static_cast<int>(layout.cols) : end;
   if (any_row<kLanes>(!exponential.is_regular || factor != factor)) {
     // Rare: read the row again, so that nothing is kept for this above.
     const int64_t row = Mapping::row_again();
-    const auto again_in = load.template row<kIsPlain>(
+    const auto again_in = load.template row<Columns>(
         layout, layout.template offsets<Load::kOperands>(row < layout.rows ? row : 0), start);
     const Acc unit = exponential.unit();
     maximum = negative_infinity(Acc{});
 #pragma unroll 1
     for (int first = 0; first < end; first += kStripe) {
-      const auto again = load_vector<kIsPlain>(load, again_in, first, end, unit);
+      const auto again = load_vector<Columns>(load, again_in, first, end, unit);
       maximum = larger(maximum, odd_max(load, again));
     }
     RowExponential<Load> odd = exponential;
@@ -148,7 +172,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
       const int first = v * kStripe;
       Acc sum = 0;
       if (first < end) {
-        sum = careful_sum(load, load_vector<kIsPlain>(load, again_in, first, end, unit), odd);
+        sum = careful_sum(load, load_vector<Columns>(load, again_in, first, end, unit), odd);
       }
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) sums[i] = i == v ? sum : sums[i];
@@ -157,12 +181,12 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
     if (!exponential.is_regular) factor = careful;
 #pragma unroll 1
     for (int first = 0; first < stored; first += kStripe) {
-      Vector<Scalar> values = zero_vector<Scalar>();
+      Acc p[N] = {};
       if (first < end) {
-        const auto again = load_vector<kIsPlain>(load, again_in, first, end, unit);
-        values = careful_probs<kIsPlain>(load, again_in, again, odd, factor, first, end);
+        const auto again = load_vector<Columns>(load, again_in, first, end, unit);
+        careful_probs<Columns>(load, again_in, again, odd, factor, first, end, p);
       }
-      out.store(first, values);
+      out.store(first, p);
     }
     return;
   }
@@ -171,8 +195,13 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
   for (int v = 0; v < kVectors; ++v) {
     Load::between_passes(held[v]);
     const int first = v * kStripe;
-    if (first < stored) {
-      out.store(first, vector_probs(load, held[v], exponential, factor));
+    if (first >= stored) continue;
+    if (Columns::kIsSpread && !any_row<kLanes>(first < seen)) {
+      out.store_zeros(first);
+    } else {
+      Acc p[N];
+      vector_probs(load, held[v], exponential, factor, p);
+      out.store(first, p);
     }
   }
 }
@@ -180,7 +209,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks(kIsPlai
 // A block owns a row that doesn't fit in registers and reads it three times,
 // twice from the L2 if it fits. Chosen for rows that no other kernel takes; any length. Safe: a row
 // belongs to its block alone.
-template <typename Load, typename Mapping, bool kIsPlain>
+template <typename Load, typename Mapping, Access kAccess>
 __global__ void __launch_bounds__(Mapping::kThreads, 1)
     softmax_forward_streaming(const Load load,
                               typename Load::Scalar* __restrict__ probs,  // [rows, cols]
@@ -190,25 +219,25 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   using Acc = typename Load::Acc;
   constexpr int kLanes = Mapping::kLanes;
   using Reduction = RowReduction<kLanes, Acc>;
-  using Writer = RowWriter<Scalar, kLanes, kIsPlain, int64_t>;
+  using Columns = RowColumns<kAccess, kLanes>;
+  using Writer = RowWriter<Scalar, kLanes, Columns, int64_t>;
   constexpr int N = Load::N;
   constexpr int64_t kStep = int64_t{kLanes} * N;
-  constexpr int kAhead = Load::kTable == Table::kWide ? 1 : 2;  // steps of a loop at a time
+  constexpr int kAhead = Load::kHoldsWeights ? 1 : 2;  // steps of a loop at a time
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<Mapping::kThreads> staging;
 
-  const int64_t start = int64_t{Mapping::lane()} * N;  // the others count from it
+  const int64_t start = Columns::template start<N>(int64_t{Mapping::lane()});
   const RowOffsets offsets = layout.template offsets<Load::kOperands>(Mapping::row());
-  const auto in = load.template row<kIsPlain>(layout, offsets, start);
+  const auto in = load.template row<Columns>(layout, offsets, start);
   const int64_t cols = layout.cols - start;
   const int64_t end = causal.visible(offsets.query) - start;
-  const Writer out(probs + offsets.row * layout.cols + start, cols, staging,
-                   has_whole_rows<Scalar>(probs, layout.cols));
+  const Writer out(probs + offsets.row * layout.cols + start, cols, staging);
 
   Acc maximum = negative_infinity(Acc{});
 #pragma unroll kAhead
   for (int64_t first = 0; first < end; first += kStep) {
-    maximum = larger(maximum, load.largest(load_vector<kIsPlain>(load, in, first, end)));
+    maximum = larger(maximum, load.largest(load_vector<Columns>(load, in, first, end)));
   }
   RowExponential<Load> exponential(load, Reduction::max(maximum, shared[0]));
   const Acc unit = exponential.unit();
@@ -216,7 +245,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
     maximum = negative_infinity(Acc{});
 #pragma unroll 1
     for (int64_t first = 0; first < end; first += kStep) {
-      const auto again = load_vector<kIsPlain>(load, in, first, end, unit);
+      const auto again = load_vector<Columns>(load, in, first, end, unit);
       maximum = larger(maximum, odd_max(load, again));
     }
     exponential.shift = row_shift(Reduction::max(maximum, shared[1]));
@@ -229,23 +258,23 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
     for (int u = 0; u < kSums; ++u) {
       const int64_t first = base + u * kStep;
       if (first < end) {
-        const auto held = load_vector<kIsPlain>(load, in, first, end, unit);
+        const auto held = load_vector<Columns>(load, in, first, end, unit);
         sums[u] += careful_sum(load, held, exponential);
       }
     }
   }
   const Acc factor = row_factor(Reduction::sum(tree_sum(sums), shared[0]));
 
-  // Whole warps: all lanes of one are needed to store unless the launch is plain.
-  const int64_t stored = kIsPlain ? cols : cols + int64_t{threadIdx.x % kWarpSize} * N;
+  // Lanes of a segment store together.
+  const int64_t stored = Columns::kIsSpread ? cols + threadIdx.x % kWarpSize : cols;
 #pragma unroll kAhead
   for (int64_t first = 0; first < stored; first += kStep) {
-    Vector<Scalar> values = zero_vector<Scalar>();
+    Acc p[N] = {};
     if (first < end) {
-      const auto held = load_vector<kIsPlain>(load, in, first, end, unit);
-      values = careful_probs<kIsPlain>(load, in, held, exponential, factor, first, end);
+      const auto held = load_vector<Columns>(load, in, first, end, unit);
+      careful_probs<Columns>(load, in, held, exponential, factor, first, end, p);
     }
-    out.store(first, values);
+    out.store(first, p);
   }
 }
 

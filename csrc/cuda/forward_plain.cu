@@ -6,8 +6,7 @@ template <typename T>
 void launch_plain(const ForwardArguments& arguments, cudaStream_t stream) {
   const auto scores = operand_of<T>(arguments.scores, arguments.layout, 0);
   launch_forward_with(PlainScores<T>(scores, arguments.scale), arguments,
-                      has_whole_vectors(scores, arguments.layout, 0) && is_aligned(arguments.probs),
-                      stream);
+                      starts_on_boundaries(scores, arguments.layout, 0), stream);
 }
 
 template void launch_plain<__half>(const ForwardArguments&, cudaStream_t);

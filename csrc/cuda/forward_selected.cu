@@ -7,9 +7,9 @@ void launch_selected(const ForwardArguments& arguments, cudaStream_t stream) {
   const RowLayout& layout = arguments.layout;
   const auto scores = operand_of<T>(arguments.scores, layout, 0);
   const auto flags = operand_of<uint8_t>(arguments.mask.data, layout, 1);
-  const bool is_plain = has_whole_vectors(scores, layout, 0) && is_aligned(arguments.probs) &&
-                        starts_at_multiples(flags, layout, 1, kVectorSize<T>);
-  launch_forward_with(SelectedScores<T>(scores, arguments.scale, flags), arguments, is_plain,
+  const bool are_aligned = starts_on_boundaries(scores, layout, 0) &&
+                           starts_at_multiples(flags, layout, 1, kVectorSize<T>);
+  launch_forward_with(SelectedScores<T>(scores, arguments.scale, flags), arguments, are_aligned,
                       stream);
 }
 

@@ -67,15 +67,29 @@ bool starts_at_multiples(const Operand<T>& operand, const RowLayout& layout, int
   return result;
 }
 
-// The same for what consists of whole vectors of T: scores, gradients and results.
+// Scores, gradients and results do, or their rows are shifted.
 template <typename T>
-bool has_whole_vectors(const Operand<T>& operand, const RowLayout& layout, int which) {
-  return layout.cols % kVectorSize<T> == 0 &&
-         starts_at_multiples(operand, layout, which, kVectorBytes);
+bool starts_on_boundaries(const Operand<T>& operand, const RowLayout& layout, int which) {
+  return starts_at_multiples(operand, layout, which, kVectorBytes);
+}
+
+// How rows of `cols` columns are reached, given whether all operands start on boundaries.
+template <typename T>
+Access access_of(int64_t cols, bool are_aligned) {
+  if (cols % kVectorSize<T> != 0) return Access::kSpread;
+  return are_aligned ? Access::kWhole : Access::kShifted;
 }
 
 inline bool is_aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
+}
+
+// Results come from torch's allocator, whose memory starts on boundaries.
+inline void check_is_aligned(const void* result) {
+  if (is_aligned(result)) return;
+  throw std::runtime_error(
+      "sms_plugin: the allocator gave memory for a result that doesn't start at a multiple of 16 "
+      "bytes; use one that does, as torch's own");
 }
 
 // What a launch needs beside the kernel and its arguments if it has an attribute.

@@ -21,11 +21,13 @@ GradOut<T> backward_out(const BackwardArguments& arguments) {
 }
 
 template <typename T>
-bool is_plain_backward(const BackwardArguments& arguments) {
+Access backward_access(const BackwardArguments& arguments) {
   const GradAndProbs<T> load = backward_load<T>(arguments);
-  return has_whole_vectors(load.grad_probs, arguments.layout, 0) &&
-         has_whole_vectors(load.probs, arguments.layout, 1) && is_aligned(arguments.grad_scores) &&
-         is_aligned(arguments.dz);
+  check_is_aligned(arguments.grad_scores);
+  check_is_aligned(arguments.dz);
+  return access_of<T>(arguments.layout.cols,
+                      starts_on_boundaries(load.grad_probs, arguments.layout, 0) &&
+                          starts_on_boundaries(load.probs, arguments.layout, 1));
 }
 
 }  // namespace sms_plugin

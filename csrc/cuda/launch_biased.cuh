@@ -15,15 +15,15 @@ void launch_biased(const ForwardArguments& arguments, int which, cudaStream_t st
   const bool has_flags = static_cast<TermKind>(arguments.mask.kind) == TermKind::kBool;
   const auto flags = has_flags ? operand_of<uint8_t>(arguments.mask.data, layout, 1)
                                : Operand<uint8_t>{nullptr, nullptr};
-  const bool is_plain = has_whole_vectors(scores, layout, 0) && is_aligned(arguments.probs) &&
-                        starts_at_multiples(term, layout, which, kVectorBytes) &&
-                        (!has_flags || starts_at_multiples(flags, layout, 1, kVectorSize<T>));
+  const bool are_aligned = starts_on_boundaries(scores, layout, 0) &&
+                           starts_on_boundaries(term, layout, which) &&
+                           (!has_flags || starts_at_multiples(flags, layout, 1, kVectorSize<T>));
   if (has_flags) {
     launch_forward_with(BiasedScores<T, U, true>(scores, arguments.scale, term, flags, which),
-                        arguments, is_plain, stream);
+                        arguments, are_aligned, stream);
   } else {
     launch_forward_with(BiasedScores<T, U, false>(scores, arguments.scale, term, flags, which),
-                        arguments, is_plain, stream);
+                        arguments, are_aligned, stream);
   }
 }
 

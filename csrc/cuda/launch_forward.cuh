@@ -3,6 +3,7 @@
 #pragma once
 
 #include "forward.cuh"
+#include "held_values.cuh"
 #include "launch.cuh"
 #include "terms.cuh"
 
@@ -11,9 +12,10 @@ namespace sms_plugin {
 // Vectors of a part that a thread holds.
 constexpr int kForwardPartVectors = 8;
 
-template <bool kIsPlain, typename Load>
+template <Access kAccess, typename Load>
 void launch_forward_as(const Load& load, const ForwardArguments& arguments, cudaStream_t stream) {
   using T = typename Load::Scalar;
+  check_is_aligned(arguments.probs);
   const DeviceRowLayout layout(arguments.layout);
   const CausalLimit causal = arguments.causal;
   auto* probs = static_cast<T*>(arguments.probs);
@@ -21,35 +23,44 @@ void launch_forward_as(const Load& load, const ForwardArguments& arguments, cuda
   if constexpr (Load::kTable == Table::kPacked || Load::kTable == Table::kMasked) {
     if (vectors > kMaxWhole<Load::kTable> && layout.cols <= kMaxPartedCols) {
       constexpr int kVectors = kForwardPartVectors;
-      launch_parts(softmax_forward_parts<Load, kVectors, kIsPlain, Stage::kCluster>,
-                   softmax_forward_parts<Load, kVectors, kIsPlain, Stage::kTake>,
-                   softmax_forward_parts<Load, kVectors, kIsPlain, Stage::kFinish>,
+      launch_parts(softmax_forward_parts<Load, kVectors, kAccess, Stage::kCluster>,
+                   softmax_forward_parts<Load, kVectors, kAccess, Stage::kTake>,
+                   softmax_forward_parts<Load, kVectors, kAccess, Stage::kFinish>,
                    cut_rows(vectors, kPartThreads * kVectors), layout.rows, arguments.workspace,
                    stream, load, probs, layout, causal);
       return check_launch("softmax_forward_parts");
     }
   }
-  with_mapping<Load::kTable>(vectors, causal.is_causal, [&](auto mapping) {
+  with_mapping_of<Load::kTable, kAccess>(vectors, causal.is_causal, [&](auto mapping) {
     using M = decltype(mapping);
     const unsigned int blocks = blocks_for(layout.rows, M::kRowsPerBlock);
     if constexpr (M::kIsStreaming) {
-      softmax_forward_streaming<Load, M, kIsPlain>
+      softmax_forward_streaming<Load, M, kAccess>
           <<<blocks, M::kThreads, 0, stream>>>(load, probs, layout, causal);
     } else {
-      softmax_forward<Load, M, kIsPlain>
+      softmax_forward<Load, M, kAccess>
           <<<blocks, M::kThreads, 0, stream>>>(load, probs, layout, causal);
     }
   });
   check_launch("softmax_forward");
 }
 
+// `are_aligned`: whether the operands lie on boundaries.
 template <typename Load>
-void launch_forward_with(const Load& load, const ForwardArguments& arguments, bool is_plain,
+void launch_forward_with(const Load& load, const ForwardArguments& arguments, bool are_aligned,
                          cudaStream_t stream) {
-  if (is_plain) {
-    launch_forward_as<true>(load, arguments, stream);
-  } else {
-    launch_forward_as<false>(load, arguments, stream);
+  using T = typename Load::Scalar;
+  switch (access_of<T>(arguments.layout.cols, are_aligned)) {
+    case Access::kWhole:
+      return launch_forward_as<Access::kWhole>(load, arguments, stream);
+    case Access::kShifted:
+      return launch_forward_as<Access::kShifted>(load, arguments, stream);
+    case Access::kSpread:
+      if (vectors_of<T>(arguments.layout.cols) > kMaxSpread) {
+        return launch_forward_as<Access::kSpread>(load, arguments, stream);
+      }
+      return launch_forward_as<Access::kSpread>(typename SpreadForm<Load>::type(load), arguments,
+                                                stream);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "mapping.cuh"
 #include "row_reader.cuh"
 #include "rows.cuh"
+#include "spread_reader.cuh"
 
 namespace sms_plugin {
 
@@ -61,50 +62,52 @@ struct PlainScores {
   using Acc = Accumulator<T>;
   static constexpr int N = kVectorSize<T>;
   static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kPacked;
-  static constexpr int kOperands = 1;          // of the layout
-  static constexpr bool kMayOverflow = false;  // whether -inf may come of finite operands
+  static constexpr int kOperands = 1;           // of the layout
+  static constexpr bool kMayOverflow = false;   // whether -inf may come of finite operands
+  static constexpr bool kHoldsWeights = false;  // whether exponentials take the place of values
   using Held = Vector<T>;
 
   Operand<T> scores;
   Acc scale;         // above 0, so that the largest score has the largest z
   float log2_scale;  // scale / ln(2)
-  bool has_ordinary_scale;
+  float limit;       // of |z| of a regular row; below 0 if there are none
 
-  template <bool kIsPlain>
-  using Row = RowReader<T, kIsPlain>;
-  template <bool kIsPlain>
-  using Raw = RawVector<T, kIsPlain>;
+  template <typename Columns>
+  using Row = RowReader<T, Columns>;
+  template <typename Columns>
+  using Raw = RawVector<T, Columns>;
 
   PlainScores(const Operand<T>& operand, double factor)
       : scores(operand),
         scale(static_cast<Acc>(factor)),
         log2_scale(static_cast<float>(factor * kLog2E)),
-        has_ordinary_scale(is_ordinary_scale(factor)) {}
+        limit(is_ordinary_scale(factor) ? kRegularZ<T> : -1.0f) {}
 
-  template <bool kIsPlain>
-  __device__ __forceinline__ Row<kIsPlain> row(const DeviceRowLayout& layout,
-                                               const RowOffsets& offsets, int64_t start) const {
+  template <typename Columns>
+  __device__ __forceinline__ Row<Columns> row(const DeviceRowLayout& layout,
+                                              const RowOffsets& offsets, int64_t start) const {
     return {scores, offsets.operand[0], layout.cols, start};
   }
 
   // What stands for columns that aren't loaded.
-  template <bool kIsPlain>
-  __device__ __forceinline__ Raw<kIsPlain> nothing() const {
-    return unread<kIsPlain>(removed_vector<T>());
+  template <typename Columns>
+  __device__ __forceinline__ Raw<Columns> nothing() const {
+    return unread<Columns>(removed_vector<T>());
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ Raw<kIsPlain> fetch(const Row<kIsPlain>& row, Index first) const {
-    return row.fetch(first);
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ void fetch(const Row<Columns>& row, Index first, Index end,
+                                        Raw<Columns>& raw) const {
+    row.fetch(first, end, raw);
   }
   template <typename Index>
-  __device__ __forceinline__ Raw<false> gather(const Row<false>& row, Index first,
-                                               Index end) const {
+  __device__ __forceinline__ Raw<ShiftedColumns> gather(const Row<ShiftedColumns>& row, Index first,
+                                                        Index end) const {
     return row.gather(first, end);
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw, Index,
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ Held finish(const Row<Columns>& row, const Raw<Columns>& raw, Index,
                                          Index, Acc = 1) const {
     return row.take(raw);
   }
@@ -115,7 +118,7 @@ struct PlainScores {
   }
 
   __device__ __forceinline__ Acc value(const Held& held, int k) const {
-    return to_accumulator<Acc>(element(held, k));
+    return value_of<Acc>(held, k);
   }
   __device__ __forceinline__ Acc largest(const Held& held) const { return packed_max(held); }
 
@@ -126,11 +129,11 @@ struct PlainScores {
   }
   // From a value to an exponent of 2.
   __device__ __forceinline__ float log2_factor() const { return log2_scale; }
-  __device__ __forceinline__ bool is_ordinary() const { return has_ordinary_scale; }
+  __device__ __forceinline__ float regular_limit() const { return limit; }
 
   // Bits of the columns that selection keeps.
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ uint32_t selected(const Row<kIsPlain>&, Index, Index) const {
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ uint32_t selected(const Row<Columns>&, Index, Index) const {
     return ~0u;
   }
 
@@ -149,61 +152,63 @@ struct SelectedScores : PlainScores<T> {
 
   Operand<uint8_t> mask;  // columns one after the other
 
-  template <bool kIsPlain>
+  template <typename Columns>
   struct Row {
-    RowReader<T, kIsPlain> scores;
-    FlagReader<N, kIsPlain> mask;
+    RowReader<T, Columns> scores;
+    FlagReader<N, Columns> mask;
     __device__ __forceinline__ bool is_inner() const {
       return scores.is_inner() && mask.is_inner();
     }
   };
-  template <bool kIsPlain>
+  template <typename Columns>
   struct Raw {
-    RawVector<T, kIsPlain> scores;
-    typename FlagReader<N, kIsPlain>::Raw mask;
+    RawVector<T, Columns> scores;
+    typename FlagReader<N, Columns>::Raw mask;
   };
 
   SelectedScores(const Operand<T>& operand, double factor, const Operand<uint8_t>& flags)
       : Base(operand, factor), mask(flags) {}
 
-  template <bool kIsPlain>
-  __device__ __forceinline__ Row<kIsPlain> row(const DeviceRowLayout& layout,
-                                               const RowOffsets& offsets, int64_t start) const {
-    Row<kIsPlain> row{{this->scores, offsets.operand[0], layout.cols, start},
-                      {mask, offsets.operand[1], layout.cols, start}};
+  template <typename Columns>
+  __device__ __forceinline__ Row<Columns> row(const DeviceRowLayout& layout,
+                                              const RowOffsets& offsets, int64_t start) const {
+    Row<Columns> row{{this->scores, offsets.operand[0], layout.cols, start},
+                     {mask, offsets.operand[1], layout.cols, start}};
     const bool is_inner = row.is_inner();
     row.scores.keep_inner(is_inner);
     row.mask.keep_inner(is_inner);
     return row;
   }
 
-  template <bool kIsPlain>
-  __device__ __forceinline__ Raw<kIsPlain> nothing() const {
-    return {unread<kIsPlain>(removed_vector<T>()), {}};
+  template <typename Columns>
+  __device__ __forceinline__ Raw<Columns> nothing() const {
+    return {unread<Columns>(removed_vector<T>()), {}};
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ Raw<kIsPlain> fetch(const Row<kIsPlain>& row, Index first) const {
-    return {row.scores.fetch(first), row.mask.fetch(first)};
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ void fetch(const Row<Columns>& row, Index first, Index end,
+                                        Raw<Columns>& raw) const {
+    row.scores.fetch(first, end, raw.scores);
+    row.mask.fetch(first, end, raw.mask);
   }
   template <typename Index>
-  __device__ __forceinline__ Raw<false> gather(const Row<false>& row, Index first,
-                                               Index end) const {
+  __device__ __forceinline__ Raw<ShiftedColumns> gather(const Row<ShiftedColumns>& row, Index first,
+                                                        Index end) const {
     return {row.scores.gather(first, end), row.mask.gather(first, end)};
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ Held finish(const Row<Columns>& row, const Raw<Columns>& raw,
                                          Index first, Index, Acc = 1) const {
     Held held = row.scores.take(raw.scores);
-    uint32_t flags[FlagReader<N, kIsPlain>::kWords];
+    uint32_t flags[FlagReader<N, Columns>::kWords];
     row.mask.take(raw.mask, first, flags);
     replace_flagged(held, flags, removed_vector<T>());
     return held;
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ uint32_t selected(const Row<kIsPlain>& row, Index first,
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ uint32_t selected(const Row<Columns>& row, Index first,
                                                Index end) const {
     return row.mask.clear_bits(first, end);
   }

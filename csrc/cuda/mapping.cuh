@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "columns.cuh"
 #include "primitives.cuh"
 
 namespace sms_plugin {
@@ -28,12 +29,9 @@ struct Mapping {
   static constexpr int kRowsPerBlock = kThreads_ / kLanes_;
   static constexpr bool kIsStreaming = kVectors_ == 1 && kLanes_ > 256;
 
-  // Rows that start anywhere need half as many registers again.
-  static constexpr int min_blocks(bool is_plain) {
+  static constexpr int min_blocks() {
     const bool has_few_spare = kVectors_ == 8 && !kHasMeasuredRegisters;
-    const int threads = !is_plain       ? kResident * 5 / 8
-                        : has_few_spare ? kResident * 3 / 4
-                                        : kResident;
+    const int threads = has_few_spare ? kResident * 3 / 4 : kResident;
     return threads > kThreads_ ? threads / kThreads_ : 1;
   }
 
@@ -64,8 +62,10 @@ enum class Table {
   kPacked,  // 16 bytes
   kMasked,  // the same, and a mask on its way
   kPair,    // two operands of 16 bytes
-  kWide,    // a float32 for each value
-  kDouble,  // float64: few kernels, and none that spills
+  kWide,    // a float32 for each value, and a term on its way
+  kSpread,  // a float32 for each value that is loaded alone
+  kRare,    // the same, where few kernels have to do
+  kDouble,  // float64
 };
 
 // Longer rows are cut into parts of at most so many vectors; or streamed, where there is no limit.
@@ -74,7 +74,7 @@ constexpr int64_t kMaxWhole = kTable == Table::kPacked || kTable == Table::kMask
                               : kTable == Table::kPair                             ? 2048
                                                                                    : INT64_MAX;
 
-// Calls `launch` with the mapping of a row of `vectors` vectors. Measured on an H200
+// Calls `launch` with the mapping of a row of `vectors` whole vectors. Measured on an H200
 // (scripts/results/NOTES.md): two loads a lane for short rows; from 1 KB on four, the row as narrow
 // as it can be, so that several rows overlap their barriers. Half of a causal row isn't loaded: it
 // takes twice the vectors for as much to be in flight. Rows that a block can't hold are
@@ -155,27 +155,137 @@ void with_mapping(int64_t vectors, bool is_causal, Launch&& launch) {
   }
 }
 
+// Kernels of which there are few.
+template <Table kTable>
+constexpr bool kIsRare = kTable == Table::kDouble || kTable == Table::kRare;
+
+// Vectors of the longest row that is held value by value.
+constexpr int64_t kMaxSpread = 2048;
+
+// The same for rows of whole vectors that start anywhere: two granules are on their way for each.
+template <Table kTable, typename Launch>
+void with_shifted_mapping(int64_t vectors, Launch&& launch) {
+  if constexpr (kIsRare<kTable> || kTable == Table::kWide) {
+    if (vectors <= 8) return launch(Mapping<4, 2, 320>{});
+    if (vectors <= 32) return launch(Mapping<16, 2, 320>{});
+    if (vectors <= 128) return launch(Mapping<32, 4, 320>{});
+    if (vectors <= 512) return launch(Mapping<128, 4, 320>{});
+  } else {
+    if (vectors <= 8) return launch(Mapping<4, 2, 640>{});
+    if (vectors <= 16) return launch(Mapping<8, 2, 640>{});
+    if (vectors <= 32) return launch(Mapping<16, 2, 640>{});
+    if (vectors <= 128) return launch(Mapping<32, 4, 640>{});
+    if (vectors <= 256) return launch(Mapping<64, 4, 640>{});
+    if (vectors <= 512) return launch(Mapping<128, 4, 640>{});
+    if (vectors <= 1024) return launch(Mapping<256, 4, 640>{});
+    if (vectors <= 2048) return launch(Mapping<512, 4, 512>{});
+    if constexpr (kTable != Table::kPair) {
+      if (vectors <= 4096) return launch(Mapping<512, 8, 512>{});
+    }
+  }
+  return launch(Streaming{});
+}
+
+// The same for rows of any other length. How many lanes of a warp share a row decides which columns
+// they have, and so the order of summation: all tables have the same.
+template <Table kTable, typename Launch>
+void with_spread_mapping(int64_t vectors, Launch&& launch) {
+  if constexpr (kTable == Table::kPacked || kTable == Table::kMasked) {
+    if (vectors <= 4096) return launch(Mapping<512, 8, 512>{});  // shorter ones: SpreadForm
+  } else if constexpr (kIsRare<kTable>) {
+    if (vectors <= 4) return launch(Mapping<4, 1, 320>{});
+    if (vectors <= 16) return launch(Mapping<8, 2, 320>{});
+    if (vectors <= 48) return launch(Mapping<16, 3, 320>{});
+    if (vectors <= 128) return launch(Mapping<32, 4, 320>{});
+    if (vectors <= 512) return launch(Mapping<128, 4, 320>{});
+  } else {
+    // Every value is a load: what hides them is threads.
+    constexpr bool kIsWide = kTable == Table::kWide;
+    constexpr int kFour = kTable == Table::kSpread ? 896 : 640;
+    if (vectors <= 4) return launch(Mapping<4, 1>{});
+    if (vectors <= 8) return launch(Mapping<8, 1>{});
+    if (vectors <= 16) return launch(Mapping<8, 2, kIsWide ? 768 : 1024>{});
+    if (vectors <= 32) return launch(Mapping<16, 2, kIsWide ? 768 : 1024>{});
+    if (vectors <= 48) return launch(Mapping<16, 3, 768>{});
+    if (vectors <= 64) return launch(Mapping<32, 2, kIsWide ? 768 : 1024>{});
+    if (vectors <= 96) return launch(Mapping<32, 3, 768>{});
+    if constexpr (kTable == Table::kPair) {
+      if (vectors <= 128) return launch(Mapping<64, 2>{});
+      if (vectors <= 192) return launch(Mapping<64, 3, 768>{});
+      if (vectors <= 256) return launch(Mapping<128, 2>{});
+      if (vectors <= 384) return launch(Mapping<128, 3, 768>{});
+      if (vectors <= 512) return launch(Mapping<256, 2>{});
+      if (vectors <= 768) return launch(Mapping<256, 3, 768>{});
+      if (vectors <= 1024) return launch(Mapping<512, 2>{});
+      if (vectors <= 1280) return launch(Mapping<256, 5, 512>{});
+    } else {
+      if (vectors <= 128) return launch(Mapping<32, 4, kFour>{});
+      if (vectors <= 160) return launch(Mapping<32, 5, 640>{});
+      if (vectors <= 256) return launch(Mapping<64, 4, kFour>{});
+      if constexpr (!kIsWide) {
+        if (vectors <= 320) return launch(Mapping<64, 5, 640>{});
+      }
+      if (vectors <= 512) return launch(Mapping<128, 4, kFour>{});
+      if constexpr (!kIsWide) {
+        if (vectors <= 640) return launch(Mapping<128, 5, 640>{});
+      }
+      if (vectors <= 1024) return launch(Mapping<256, 4, kFour>{});
+      if constexpr (!kIsWide) {
+        if (vectors <= 1280) return launch(Mapping<256, 5, 512>{});
+      }
+    }
+    if (kTable == Table::kSpread || vectors <= kMaxSpread) return launch(Mapping<512, 4, 512>{});
+  }
+  if constexpr (kTable != Table::kSpread) launch(Streaming{});
+}
+
+// Calls `launch` with the mapping for rows of `vectors` vectors that are reached by kAccess.
+template <Table kTable, Access kAccess, typename Launch>
+void with_mapping_of(int64_t vectors, bool is_causal, Launch&& launch) {
+  if constexpr (kAccess == Access::kWhole) {
+    with_mapping<kTable>(vectors, is_causal, launch);
+  } else if constexpr (kAccess == Access::kShifted) {
+    with_shifted_mapping<kTable>(vectors, launch);
+  } else {
+    with_spread_mapping<kTable>(vectors, launch);
+  }
+}
+
 // The same for the kernel that also sums a bias gradient: it holds 32 bits more for each element,
 // and the loads of the next row.
 template <typename T>
 constexpr int64_t kMaxBiasedVectors = sizeof(T) == 8 ? 256 : 1024;
 
-template <typename T, typename Launch>
+template <typename T, Access kAccess, typename Launch>
 void with_biased_mapping(int64_t vectors, Launch&& launch) {
-  if (vectors <= 4) return launch(Mapping<4, 1>{});
-  if (vectors <= 8) return launch(Mapping<8, 1>{});
-  if (vectors <= 16) return launch(Mapping<16, 1>{});
-  if constexpr (sizeof(T) == 4) {
-    if (vectors <= 32) return launch(Mapping<32, 1>{});
-    if (vectors <= 64) return launch(Mapping<64, 1>{});
+  constexpr bool kIsNarrow = sizeof(T) == 4 && kAccess == Access::kWhole;
+  if constexpr (kAccess == Access::kShifted) {
+    if (vectors <= 8) return launch(Mapping<8, 1, 640>{});
+    if (vectors <= 32) return launch(Mapping<16, 2, 320>{});
+    if (vectors <= 96) return launch(Mapping<32, 3, 256>{});
+    if (vectors <= 256) return launch(Mapping<128, 2, 320>{});
+  } else {
+    constexpr int kMost = kAccess == Access::kWhole ? 1024 : 768;
+    if (vectors <= 4) return launch(Mapping<4, 1, kMost>{});
+    if (vectors <= 8) return launch(Mapping<8, 1, kMost>{});
+    if constexpr (kAccess == Access::kSpread) {
+      if (vectors <= 16) return launch(Mapping<8, 2, sizeof(T) == 2 ? 512 : 640>{});
+    } else {
+      if (vectors <= 16) return launch(Mapping<16, 1>{});
+    }
+    if constexpr (kIsNarrow) {
+      if (vectors <= 32) return launch(Mapping<32, 1>{});
+      if (vectors <= 64) return launch(Mapping<64, 1>{});
+    } else {
+      if (vectors <= 32) return launch(Mapping<16, 2, 512>{});
+      if (vectors <= 48) return launch(Mapping<16, 3, 384>{});
+      if (vectors <= 64) return launch(Mapping<32, 2, 512>{});
+    }
+    if (vectors <= 96) return launch(Mapping<32, 3, 384>{});
+    if (vectors <= 128) return launch(Mapping<64, 2, 512>{});
+    if (vectors <= 192) return launch(Mapping<64, 3, 384>{});
+    if (vectors <= 256) return launch(Mapping<128, 2, 512>{});
   }
-  if (vectors <= 32) return launch(Mapping<16, 2, 512>{});
-  if (vectors <= 48) return launch(Mapping<16, 3, 384>{});
-  if (vectors <= 64) return launch(Mapping<32, 2, 512>{});
-  if (vectors <= 96) return launch(Mapping<32, 3, 384>{});
-  if (vectors <= 128) return launch(Mapping<64, 2, 512>{});
-  if (vectors <= 192) return launch(Mapping<64, 3, 384>{});
-  if (vectors <= 256) return launch(Mapping<128, 2, 512>{});
   if constexpr (sizeof(T) < 8) {
     if (vectors <= 512) return launch(Mapping<256, 2, 512>{});
     if (vectors <= 768) return launch(Mapping<256, 3, 256>{});

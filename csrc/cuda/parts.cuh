@@ -33,7 +33,7 @@ struct Parts {
 };
 
 // What a block works on.
-template <int N>
+template <int N, typename Columns>
 struct PartPlace {
   int64_t row;
   int part;
@@ -43,8 +43,14 @@ struct PartPlace {
   __device__ __forceinline__ explicit PartPlace(const Parts& parts)
       : row(blockIdx.x / parts.count),
         part(static_cast<int>(blockIdx.x % parts.count)),
-        start((part * kPartThreads + static_cast<int>(threadIdx.x)) * N),
+        start(Columns::template start<N>(thread())),
         stripe(parts.count * kPartThreads * N) {}
+
+ private:
+  // Counted through all parts.
+  __device__ __forceinline__ int thread() const {
+    return part * kPartThreads + static_cast<int>(threadIdx.x);
+  }
 };
 
 // Reduces what `statistic(part)` gives for each part of a row, in an order that only their number
@@ -83,16 +89,17 @@ __device__ __forceinline__ float max_over_parts(
 // visible scores (and the mask) once, writes all of probs once; in two stages it reads them twice,
 // the second time from the L2 if they fit. Safe: a part belongs to its block alone, and statistics
 // are complete before anybody uses them.
-template <typename Load, int kVectors, bool kIsPlain, Stage kStage>
-__global__ void __launch_bounds__(kPartThreads,
-                                  part_blocks(kIsPlain&& Load::kTable == Table::kPacked))
+template <typename Load, int kVectors, Access kAccess, Stage kStage>
+__global__ void __launch_bounds__(kPartThreads, part_blocks(kAccess == Access::kWhole &&
+                                                            Load::kTable == Table::kPacked))
     softmax_forward_parts(const Load load,
                           typename Load::Scalar* __restrict__ probs,  // [rows, cols]
                           const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal,
                           const Parts parts) {
   using Scalar = typename Load::Scalar;
   using Reduction = RowReduction<kPartThreads, float>;
-  using Writer = RowWriter<Scalar, kPartThreads, kIsPlain>;
+  using Columns = RowColumns<kAccess, kPartThreads>;
+  using Writer = RowWriter<Scalar, kPartThreads, Columns>;
   constexpr int N = Load::N;
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<kPartThreads> staging;
@@ -100,16 +107,16 @@ __global__ void __launch_bounds__(kPartThreads,
 
   if constexpr (kStage == Stage::kCluster) cluster.begin(parts.count);
   if constexpr (kStage == Stage::kTake) let_next_kernel_start();
-  const PartPlace<N> place(parts);
+  const PartPlace<N, Columns> place(parts);
   const RowOffsets offsets = layout.template offsets<Load::kOperands>(place.row);
-  const auto in = load.template row<kIsPlain>(layout, offsets, place.start);
+  const auto in = load.template row<Columns>(layout, offsets, place.start);
   const int visible = static_cast<int>(causal.visible(offsets.query));
   const int end = visible - place.start;
   const int cols = static_cast<int>(layout.cols) - place.start;
   const int stripe = place.stripe;
 
   typename Load::Held held[kVectors];
-  load_row<kIsPlain>(load, in, stripe, visible, end, held);
+  load_row<Columns>(load, in, stripe, visible, visible, end, held);
 
   float2 own{};
   if constexpr (kStage != Stage::kFinish) {
@@ -123,7 +130,7 @@ __global__ void __launch_bounds__(kPartThreads,
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       Load::between_passes(held[v]);
-      sums[v] = vector_sum(load, held[v], exponential);
+      sums[v] = take_sum(load, held[v], exponential);
     }
     if (!exponential.is_regular) {
       // Rare: read the part again, so that nothing is kept for this above.
@@ -132,7 +139,7 @@ __global__ void __launch_bounds__(kPartThreads,
         const int first = v * stripe;
         float sum = 0;
         if (first < end) {
-          sum = careful_sum(load, load_vector<kIsPlain>(load, in, first, end), exponential);
+          sum = careful_sum(load, load_vector<Columns>(load, in, first, end), exponential);
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) sums[i] = i == v ? sum : sums[i];
@@ -168,42 +175,44 @@ __global__ void __launch_bounds__(kPartThreads,
   });
   const float factor = row_factor(sum);
 
-  const Writer out(probs + offsets.row * layout.cols + place.start, cols, staging,
-                   has_whole_rows<Scalar>(probs, layout.cols));
+  const Writer out(probs + offsets.row * layout.cols + place.start, cols, staging);
   const bool is_odd = !exponential.is_regular || factor != factor;
-  // All lanes of a warp store together unless the launch is plain.
-  const int stored = kIsPlain ? cols : cols + static_cast<int>(threadIdx.x % kWarpSize) * N;
+  // Lanes of a segment store together.
+  const int stored = Columns::kIsSpread ? cols + static_cast<int>(threadIdx.x % kWarpSize) : cols;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     Load::between_passes(held[v]);
     const int first = v * stripe;
     if (first < stored && !is_odd) {
-      out.store(first, vector_probs(load, held[v], exponential, factor));
+      float p[N];
+      vector_probs(load, held[v], exponential, factor, p);
+      out.store(first, p);
     }
   }
   if (!is_odd) return;
 #pragma unroll 1
   for (int first = 0; first < stored; first += stripe) {
-    Vector<Scalar> values = zero_vector<Scalar>();
+    float p[N] = {};
     if (first < end) {
-      const auto again = load_vector<kIsPlain>(load, in, first, end);
-      values = careful_probs<kIsPlain>(load, in, again, exponential, factor, first, end);
+      const auto again = load_vector<Columns>(load, in, first, end);
+      careful_probs<Columns>(load, in, again, exponential, factor, first, end, p);
     }
-    out.store(first, values);
+    out.store(first, p);
   }
 }
 
 // A block owns a part of up to kPartThreads * kVectors vectors of grad and probs each in registers.
 // Reads the visible part of both once, in two stages twice; writes all of grad_scores once (and of
 // dz). Safe: as above.
-template <typename Load, int kVectors, bool kIsPlain, Stage kStage>
-__global__ void __launch_bounds__(kPartThreads, part_blocks(kIsPlain))
+template <typename Load, int kVectors, Access kAccess, Stage kStage>
+__global__ void __launch_bounds__(kPartThreads, part_blocks(kAccess == Access::kWhole))
     softmax_backward_parts(const Load load, const GradOut<typename Load::Scalar> out,
                            const __grid_constant__ DeviceRowLayout layout, const CausalLimit causal,
                            const Parts parts) {
   using Scalar = typename Load::Scalar;
   using Reduction = RowReduction<kPartThreads, float>;
-  using Writer = RowWriter<Scalar, kPartThreads, kIsPlain>;
+  using Columns = RowColumns<kAccess, kPartThreads>;
+  using Writer = RowWriter<Scalar, kPartThreads, Columns>;
   constexpr int N = Load::N;
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<kPartThreads> staging;
@@ -211,16 +220,16 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kIsPlain))
 
   if constexpr (kStage == Stage::kCluster) cluster.begin(parts.count);
   if constexpr (kStage == Stage::kTake) let_next_kernel_start();
-  const PartPlace<N> place(parts);
+  const PartPlace<N, Columns> place(parts);
   const RowOffsets offsets = layout.template offsets<2>(place.row);
-  const auto in = load.template row<kIsPlain>(layout.cols, offsets, place.start);
+  const auto in = load.template row<Columns>(layout.cols, offsets, place.start);
   const int visible = static_cast<int>(causal.visible(offsets.query));
   const int end = visible - place.start;
   const int cols = static_cast<int>(layout.cols) - place.start;
   const int stripe = place.stripe;
 
   typename Load::Held held[kVectors];
-  load_row<kIsPlain>(load, in, stripe, visible, end, held);
+  load_row<Columns>(load, in, stripe, visible, visible, end, held);
 
   float2 own{};
   if constexpr (kStage != Stage::kFinish) {
@@ -234,7 +243,7 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kIsPlain))
       for (int v = 0; v < kVectors; ++v) {
         const int first = v * stripe;
         float dot = 0;
-        if (first < end) dot = vector_dot<true>(load, load_vector<kIsPlain>(load, in, first, end));
+        if (first < end) dot = vector_dot<true>(load, load_vector<Columns>(load, in, first, end));
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) dots[i] = i == v ? dot : dots[i];
       }
@@ -257,11 +266,10 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kIsPlain))
   const float dot = sum_over_parts(parts.count, shared[0], [&](int p) { return statistics[p].x; });
   if (place.start == 0 && out.dots != nullptr) out.dots[offsets.row] = dot;
 
-  const bool is_whole = has_whole_rows<Scalar>(out.grad_scores, layout.cols);
   const int64_t at = offsets.row * layout.cols + place.start;
-  const Writer grad_scores(out.grad_scores + at, cols, staging, is_whole);
-  // All lanes of a warp store together unless the launch is plain.
-  const int stored = kIsPlain ? cols : cols + static_cast<int>(threadIdx.x % kWarpSize) * N;
+  const Writer grad_scores(out.grad_scores + at, cols, staging);
+  // Lanes of a segment store together.
+  const int stored = Columns::kIsSpread ? cols + static_cast<int>(threadIdx.x % kWarpSize) : cols;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     Load::between_passes(held[v]);
@@ -270,8 +278,7 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kIsPlain))
       // With care in every row: a part alone doesn't show whether another needed it.
       float dz[N];
       vector_dz<true>(load, held[v], dot, dz);
-      grad_scores.store(first, pack_scaled<Scalar>(dz, out.scale));
-      if (out.dz != nullptr) grad_scores.store(first, pack<Scalar>(dz), out.to_dz());
+      store_dz(grad_scores, out, first, dz);
     }
   }
 }

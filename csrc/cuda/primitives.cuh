@@ -94,6 +94,17 @@ __device__ __forceinline__ T element(const Vector<T>& vector, int k) {
   }
 }
 
+// Value k in the accumulator. The bits of a bfloat16 are the upper ones of its float32.
+template <typename Acc, typename T>
+__device__ __forceinline__ Acc value_of(const Vector<T>& vector, int k) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && std::is_same_v<Acc, float>) {
+    const uint32_t word = vector.words[k / 2];
+    return __uint_as_float(k % 2 == 0 ? word << 16 : word & 0xffff0000u);
+  } else {
+    return to_accumulator<Acc>(element(vector, k));
+  }
+}
+
 // The words of value k; or-ed together they make a vector.
 template <typename T>
 __device__ __forceinline__ void put_element(Vector<T>& vector, int k, T value) {

@@ -24,7 +24,8 @@ __device__ __forceinline__ Acc tree_sum_from(Acc (&x)[N]) {
 }
 
 template <int N>
-constexpr int kTreeHalf = N > 8   ? 8
+constexpr int kTreeHalf = N > 16  ? 16
+                          : N > 8 ? 8
                           : N > 4 ? 4
                           : N > 2 ? 2
                           : N > 1 ? 1

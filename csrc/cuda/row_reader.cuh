@@ -1,16 +1,15 @@
-// Reads rows that start anywhere in 16-byte loads.
+// Reads rows of whole vectors, wherever they start, in 16-byte loads. spread_reader.cuh has all
+// others.
 //
-// Which columns a vector holds never depends on where a row starts: only the loads do. A plain
-// launch (kIsPlain) has nothing but whole, aligned vectors. In any other, a vector comes from the
-// two aligned granules that it touches, as far as they lie within the operand's memory; rows at its
-// very ends are read value by value.
+// Which columns a vector holds never depends on where a row starts: only the loads do. A shifted
+// vector comes from the two aligned granules that it touches, as far as they lie within the
+// operand's memory; rows at its very ends are read value by value.
 //
 // Reading has two steps, so that all loads of a row are on their way before the first is used.
-// Columns count from the first that belongs to the thread (`start`): those of its vectors are then
-// constants, and one address serves for all.
 
 #pragma once
 
+#include "columns.cuh"
 #include "primitives.cuh"
 
 namespace sms_plugin {
@@ -34,12 +33,14 @@ struct Operand {
 };
 
 // What was loaded of a vector.
-template <typename T, bool kIsPlain>
-struct RawVector {
+template <typename T, typename Columns>
+struct RawVector;
+template <typename T>
+struct RawVector<T, ColumnsOf<Access::kWhole, 1>> {
   Vector<T> low;
 };
 template <typename T>
-struct RawVector<T, false> {
+struct RawVector<T, ShiftedColumns> {
   Vector<T> low;   // or the vector itself
   Vector<T> high;  // the next granule
 };
@@ -93,26 +94,29 @@ __device__ __forceinline__ void cut_vector(Vector<T>& vector, int left, const Ve
 }
 
 // A vector that wasn't loaded: `filler` in all of it.
-template <bool kIsPlain, typename T>
-__device__ __forceinline__ RawVector<T, kIsPlain> unread(const Vector<T>& filler) {
-  if constexpr (kIsPlain) {
-    return {filler};
+template <typename Columns, typename T>
+__device__ __forceinline__ RawVector<T, Columns> unread(const Vector<T>& filler) {
+  RawVector<T, Columns> raw{};
+  if constexpr (Columns::kIsSpread) {
+    raw.keep(filler);
   } else {
-    return {filler, filler};
+    raw.low = filler;
+    if constexpr (!Columns::kIsWhole) raw.high = filler;
   }
+  return raw;
 }
 
-template <typename T, bool kIsPlain>
+template <typename T, typename Columns>
 class RowReader {
  public:
   static constexpr int N = kVectorSize<T>;
-  using Raw = RawVector<T, kIsPlain>;
+  using Raw = RawVector<T, Columns>;
 
   RowReader() = default;
   __device__ __forceinline__ RowReader(const Operand<T>& operand, int64_t offset, int64_t cols,
                                        int64_t start)
       : row_(operand.data + offset + start) {
-    if constexpr (!kIsPlain) {
+    if constexpr (!Columns::kIsWhole) {
       const T* row = operand.data + offset;
       const T* end = row + cols;
       shift_ = misalignment(row);
@@ -127,33 +131,32 @@ class RowReader {
 
   // Whether `fetch` may be used: the granules of this row lie within the operand.
   __device__ __forceinline__ bool is_inner() const {
-    if constexpr (kIsPlain) return true;
+    if constexpr (Columns::kIsWhole) return true;
     return is_inner_;
   }
 
   // Reads the row value by value if `is_inner` is false: one operand of it is at its end.
   __device__ __forceinline__ void keep_inner(bool is_inner) {
-    if constexpr (!kIsPlain) is_inner_ = is_inner;
+    if constexpr (!Columns::kIsWhole) is_inner_ = is_inner;
   }
 
   // Whether column `first` lies within the row.
   template <typename Index>
   __device__ __forceinline__ bool holds(Index first) const {
-    if constexpr (kIsPlain) return true;
+    if constexpr (Columns::kIsWhole) return true;
     return first < left_ + (kVectorBytes - static_cast<int>(shift_)) / static_cast<int>(sizeof(T));
   }
 
-  // Loads what holds columns [first, first + N), the first within the row.
+  // Loads what holds the vector at `first`, which lies within the row. `end` is for spread columns.
   template <typename Index>
-  __device__ __forceinline__ Raw fetch(Index first) const {
-    if constexpr (kIsPlain) {
-      return {*reinterpret_cast<const Vector<T>*>(row_ + first)};
+  __device__ __forceinline__ void fetch(Index first, Index, Raw& raw) const {
+    if constexpr (Columns::kIsWhole) {
+      raw.low = *reinterpret_cast<const Vector<T>*>(row_ + first);
     } else {
       const auto* granule =
           reinterpret_cast<const Vector<T>*>(reinterpret_cast<const char*>(row_ + first) - shift_);
-      Raw raw{granule[0], zero_vector<T>()};
+      raw.low = granule[0];
       if (shift_ != 0 && first < left_) raw.high = granule[1];
-      return raw;
     }
   }
 
@@ -166,7 +169,7 @@ class RowReader {
   }
 
   __device__ __forceinline__ Vector<T> take(const Raw& raw) const {
-    if constexpr (kIsPlain) {
+    if constexpr (Columns::kIsWhole) {
       return raw.low;
     } else {
       return is_inner_ && shift_ != 0 ? shifted(raw.low, raw.high, shift_) : raw.low;
@@ -180,20 +183,25 @@ class RowReader {
   bool is_inner_;
 };
 
+// The high bit of each byte that isn't 0; the others are arbitrary.
+__device__ __forceinline__ uint32_t high_bits(uint32_t bytes) {
+  return ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes;
+}
+
 // Reads a row of flags, N bytes for a vector of N values.
-template <int N, bool kIsPlain>
+template <int N, typename Columns>
 class FlagReader {
  public:
   static constexpr int kWords = (N + 3) / 4;
   struct Raw {
-    uint32_t words[kIsPlain ? kWords : kWords + 1];
+    uint32_t words[Columns::kIsWhole ? kWords : kWords + 1];
   };
 
   FlagReader() = default;
   __device__ __forceinline__ FlagReader(const Operand<uint8_t>& operand, int64_t offset,
                                         int64_t cols, int64_t start)
       : row_(operand.data + offset + start) {
-    if constexpr (!kIsPlain) {
+    if constexpr (!Columns::kIsWhole) {
       const uint8_t* row = operand.data + offset;
       end_ = row + cols;
       const auto begin = reinterpret_cast<uintptr_t>(row) / 4 * 4;
@@ -205,19 +213,18 @@ class FlagReader {
   }
 
   __device__ __forceinline__ bool is_inner() const {
-    if constexpr (kIsPlain) return true;
+    if constexpr (Columns::kIsWhole) return true;
     return is_inner_;
   }
 
   // Reads the row value by value if `is_inner` is false: one operand of it is at its end.
   __device__ __forceinline__ void keep_inner(bool is_inner) {
-    if constexpr (!kIsPlain) is_inner_ = is_inner;
+    if constexpr (!Columns::kIsWhole) is_inner_ = is_inner;
   }
 
   template <typename Index>
-  __device__ __forceinline__ Raw fetch(Index first) const {
-    Raw raw{};
-    if constexpr (!kIsPlain) {
+  __device__ __forceinline__ void fetch(Index first, Index, Raw& raw) const {
+    if constexpr (!Columns::kIsWhole) {
       const uint8_t* address = row_ + first;
       const auto* words =
           reinterpret_cast<const uint32_t*>(reinterpret_cast<uintptr_t>(address) / 4 * 4);
@@ -235,7 +242,6 @@ class FlagReader {
     } else {
       raw.words[0] = *reinterpret_cast<const uint16_t*>(row_ + first);
     }
-    return raw;
   }
 
   template <typename Index>
@@ -249,18 +255,18 @@ class FlagReader {
     return raw;
   }
 
-  // The high bit of byte k is set if flag k is: every byte but 0 counts.
+  // The high bit of byte k is set if flag k is.
   template <typename Index>
   __device__ __forceinline__ void take(const Raw& raw, Index first,
                                        uint32_t (&flags)[kWords]) const {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       uint32_t bytes = raw.words[w];
-      if constexpr (!kIsPlain) {
+      if constexpr (!Columns::kIsWhole) {
         const uint32_t shift = (shift_ + static_cast<uint32_t>(first)) % 4;
         if (is_inner_) bytes = __funnelshift_r(raw.words[w], raw.words[w + 1], 8 * shift);
       }
-      flags[w] = ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes;
+      flags[w] = high_bits(bytes);
     }
   }
 

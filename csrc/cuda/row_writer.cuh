@@ -1,166 +1,163 @@
-// Writes rows that start anywhere in 16-byte stores.
+// Writes rows in 16-byte stores.
 
 #pragma once
 
+#include "columns.cuh"
 #include "primitives.cuh"
 #include "row_reader.cuh"
 
 namespace sms_plugin {
 
-// Whether the rows of a contiguous result consist of whole, aligned vectors.
-template <typename T>
-__device__ __forceinline__ bool has_whole_rows(const T* data, int64_t cols) {
-  return misalignment(data) == 0 && static_cast<uint64_t>(cols) % kVectorSize<T> == 0;
-}
-
-// Stores the vectors of a row that kLanes neighbouring threads hold, one stripe after the other.
-//
-// Vectors that are whole and aligned go out as they are, in a plain launch or else if `is_whole`.
-// Otherwise what a warp holds of a stripe, a segment, goes through shared memory, where it is
-// shifted to the granules of the row: whole ones are stored at once, the two at the ends value by
-// value, a lane each. Every lane of a warp has to call `store` then.
-template <typename T, int kLanes, bool kIsPlain, typename Index = int>
+// Stores the vectors of a row that kLanes neighbouring threads hold, one stripe after the other, to
+// a contiguous result that starts on a boundary. Rows of whole vectors need no more than that.
+template <typename T, int kLanes, typename Columns, typename Index = int>
 class RowWriter {
  public:
   static constexpr int N = kVectorSize<T>;
-  static constexpr int kSize = static_cast<int>(sizeof(T));
-  static constexpr int kSegment = kLanes < kWarpSize ? kLanes : kWarpSize;  // lanes
-  static constexpr int kGranules = kSegment + 1;  // of a segment that starts behind a boundary
+  using Acc = Accumulator<T>;
 
-  // A granule takes five words: lanes that write or read one each use different banks.
   template <int kThreads>
-  struct Staging {
-    uint32_t words[kIsPlain ? 1 : kThreads / kSegment][kIsPlain ? 1 : 5 * kGranules];
-  };
+  struct Staging {};
 
-  // Columns count from the first of the thread, as in RowReader. `cols` is what is left of the row
-  // from there, or 0 or less.
+  // Columns count from the first of the thread, as in RowReader.
   template <int kThreads>
   __device__ __forceinline__ RowWriter(T* row,  // from the first column of the thread on
-                                       Index cols, Staging<kThreads>& staging, bool is_whole)
-      : row_(row), cols_(cols), is_whole_(is_whole) {
-    if constexpr (!kIsPlain) {
-      lane_ = static_cast<int>(threadIdx.x) % kSegment;
-      buffer_ = staging.words[threadIdx.x / kSegment];
-      T* segment = row - lane_ * N;
-      begin_ = static_cast<int>(misalignment(segment));
-      aligned_ = reinterpret_cast<char*>(segment) - begin_;
-      left_ = cols + lane_ * N;
-      const int byte = lane_ * kSize;
-      edge_at_ = byte < begin_ ? byte + kSegment * kVectorBytes : byte;
-      has_edge_ = begin_ > 0 && byte < kVectorBytes;
-      owns_granule_ = begin_ == 0 || lane_ > 0;
-    }
-  }
+                                       Index, Staging<kThreads>&)
+      : row_(row) {}
 
-  // Stores columns [first, first + N) that lie within the row; `first` may lie beyond it unless
-  // the launch is plain.
-  // With `other` they go to the same place of another result, that many bytes away: a multiple of
-  // 16.
-  __device__ __forceinline__ void store(Index first, const Vector<T>& vector,
+  // Rounds and stores the vector at `first`, which lies within the row. With `other` it goes to the
+  // same place of another result, that many bytes away: a multiple of 16.
+  __device__ __forceinline__ void store(Index first, const Acc (&values)[N],
                                         int64_t other = 0) const {
-    char* address = reinterpret_cast<char*>(row_ + first) + other;
-    if constexpr (kIsPlain) {
-      *reinterpret_cast<Vector<T>*>(address) = vector;
-    } else if (is_whole_) {
-      if (first < cols_) *reinterpret_cast<Vector<T>*>(address) = vector;
-    } else {
-      store_segment(first, vector, other);
-    }
+    store_vector(first, pack<T>(values), other);
+  }
+  __device__ __forceinline__ void store_zeros(Index first, int64_t other = 0) const {
+    store_vector(first, zero_vector<T>(), other);
   }
 
  private:
-  static __device__ __forceinline__ int slot(int word) { return word + (word >> 2); }
-
-  // Puts the lane's vector `begin_` bytes behind the start of its granule.
-  __device__ __forceinline__ void put(const Vector<T>& vector) const {
-    uint32_t* granule = buffer_ + 5 * lane_;
-    const int word = begin_ >> 2;
-    if (kSize > 2 || (begin_ & 2) == 0) {
-#pragma unroll
-      for (int w = 0; w < 4; ++w) granule[slot(word + w)] = vector.words[w];
-      return;
-    }
-    reinterpret_cast<uint16_t*>(granule + slot(word))[1] = static_cast<uint16_t>(vector.words[0]);
-#pragma unroll
-    for (int w = 0; w < 3; ++w) {
-      granule[slot(word + 1 + w)] = __funnelshift_r(vector.words[w], vector.words[w + 1], 16);
-    }
-    reinterpret_cast<uint16_t*>(granule + slot(word + 4))[0] =
-        static_cast<uint16_t>(vector.words[3] >> 16);
+  __device__ __forceinline__ void store_vector(Index first, const Vector<T>& vector,
+                                               int64_t other) const {
+    *reinterpret_cast<Vector<T>*>(reinterpret_cast<char*>(row_ + first) + other) = vector;
   }
 
-  __device__ __forceinline__ T value_at(int byte) const {
-    const uint32_t* word = buffer_ + slot(byte >> 2);
-    Vector<T> vector = zero_vector<T>();
-    if constexpr (kSize == 2) {
-      vector.words[0] = reinterpret_cast<const uint16_t*>(word)[byte >> 1 & 1];
-    } else {
-#pragma unroll
-      for (int w = 0; w < kSize / 4; ++w) vector.words[w] = word[w];
-    }
-    return element(vector, 0);
+  T* row_;
+};
+
+// Rows of any other length. What the lanes of a segment hold of a stripe goes through shared
+// memory, laid out as in the row from the boundary before it on. Whole granules of it are stored at
+// once, the two at the ends value by value, a lane each. The segment's lanes store together.
+template <typename T, int kLanes, int kStep, typename Index>
+class RowWriter<T, kLanes, ColumnsOf<Access::kSpread, kStep>, Index> {
+ public:
+  static constexpr int N = kVectorSize<T>;
+  static constexpr int kSize = static_cast<int>(sizeof(T));
+  using Acc = Accumulator<T>;
+  static constexpr int kSegmentBytes = kStep * kVectorBytes;
+  // A granule more for what precedes the first boundary; and segments that share a warp start in
+  // different banks.
+  static constexpr int kPadding = kStep == 8 || kStep == 16 ? 4 * kStep : kVectorBytes;
+
+  template <int kThreads>
+  struct Staging {
+    alignas(kVectorBytes) char segments[kThreads / kStep][kSegmentBytes + kPadding];
+  };
+
+  // `cols` is what is left of the row from the first column of the thread on, or 0 or less.
+  template <int kThreads>
+  __device__ __forceinline__ RowWriter(T* row, Index cols, Staging<kThreads>& staging)
+      : row_(row),
+        lane_(static_cast<int>(threadIdx.x) % kStep),
+        left_(cols + lane_),
+        buffer_(staging.segments[threadIdx.x / kStep]) {
+    begin_ = static_cast<int>(misalignment(row - lane_));
+    char* aligned = reinterpret_cast<char*>(row - lane_) - begin_;
+    granule_ = aligned + lane_ * kVectorBytes;
+    const int byte = lane_ * kSize;
+    const int edge = byte < begin_ ? byte + kSegmentBytes : byte;
+    edge_ = aligned + edge;
+    edge_in_buffer_ = buffer_ + edge;
+    has_edge_ = begin_ > 0 && byte < kVectorBytes;
+    owns_granule_ = begin_ == 0 || lane_ > 0;
   }
 
-  __device__ __forceinline__ void store_granule(char* aligned) const {
-    Vector<T> granule;
+  // Rounds and stores what lies within the row of the vector at `first`.
+  __device__ __forceinline__ void store(Index first, const Acc (&values)[N],
+                                        int64_t other = 0) const {
+    T* own = reinterpret_cast<T*>(buffer_ + begin_) + lane_;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) granule.words[w] = buffer_[5 * lane_ + w];
-    *reinterpret_cast<Vector<T>*>(aligned + lane_ * kVectorBytes) = granule;
-  }
-
-  __device__ __forceinline__ void store_segment(Index first, const Vector<T>& vector,
-                                                int64_t other) const {
-    char* aligned = aligned_ + static_cast<int64_t>(first) * kSize + other;
-    put(vector);
+    for (int k = 0; k < N; ++k) own[k * kStep] = from_accumulator<T>(values[k]);
     __syncwarp();  // the segment is complete
-    if (first + kSegment * N <= left_) {
+    const int64_t offset = static_cast<int64_t>(first) * kSize + other;
+    if (first + kStep * N <= left_) {
       // All of the segment lies within the row: its ends make up one granule.
-      if (owns_granule_) store_granule(aligned);
-      if (has_edge_) *reinterpret_cast<T*>(aligned + edge_at_) = value_at(edge_at_);
+      if (owns_granule_) *reinterpret_cast<Vector<T>*>(granule_ + offset) = granule();
+      if (has_edge_) {
+        *reinterpret_cast<T*>(edge_ + offset) = *reinterpret_cast<const T*>(edge_in_buffer_);
+      }
 #pragma unroll
-      for (int k = kSegment; k < N; k += kSegment) {  // fewer lanes than values
+      for (int k = kStep; k < N; k += kStep) {  // fewer lanes than values
         const int byte = (lane_ + k) * kSize;
-        const int at = byte < begin_ ? byte + kSegment * kVectorBytes : byte;
-        if (begin_ > 0) *reinterpret_cast<T*>(aligned + at) = value_at(at);
+        if (begin_ > 0) store_value(byte < begin_ ? byte + kSegmentBytes : byte, offset);
       }
     } else {
-      store_end(aligned, left_ - first);
+      store_end(left_ - first, offset);
     }
     __syncwarp();  // the segment is read: the next may overwrite it
   }
 
+  // Stores zeros in the same place.
+  __device__ __forceinline__ void store_zeros(Index first, int64_t other = 0) const {
+    const int64_t offset = static_cast<int64_t>(first) * kSize + other;
+    if (kStep >= N && first + kStep * N <= left_) {
+      if (owns_granule_) *reinterpret_cast<Vector<T>*>(granule_ + offset) = zero_vector<T>();
+      if (has_edge_) *reinterpret_cast<T*>(edge_ + offset) = element(zero_vector<T>(), 0);
+      return;
+    }
+    T* own = reinterpret_cast<T*>(reinterpret_cast<char*>(row_) + offset);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (first + k * kStep < left_ - lane_) own[k * kStep] = element(zero_vector<T>(), 0);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Vector<T> granule() const {
+    return *reinterpret_cast<const Vector<T>*>(buffer_ + lane_ * kVectorBytes);
+  }
+  __device__ __forceinline__ void store_value(int byte, int64_t offset) const {
+    char* aligned = granule_ - lane_ * kVectorBytes;
+    *reinterpret_cast<T*>(aligned + byte + offset) = *reinterpret_cast<const T*>(buffer_ + byte);
+  }
+
   // What there is of the segment in which the row ends: `left` columns, or fewer than none.
-  __device__ __forceinline__ void store_end(char* aligned, Index left) const {
+  __device__ __forceinline__ void store_end(Index left, int64_t offset) const {
     // Bytes [begin_, end) of the buffer belong to the row.
     const int end = begin_ + (left < 0 ? 0 : static_cast<int>(left)) * kSize;
-    const int granule = lane_ * kVectorBytes;
-    if (granule >= begin_ && granule + kVectorBytes <= end) store_granule(aligned);
+    const int first = lane_ * kVectorBytes;
+    if (first >= begin_ && first + kVectorBytes <= end) {
+      *reinterpret_cast<Vector<T>*>(granule_ + offset) = granule();
+    }
     const int tail = end / kVectorBytes * kVectorBytes;  // the granule in which the segment ends
 #pragma unroll
-    for (int k = 0; k < N; k += kSegment) {
+    for (int k = 0; k < N; k += kStep) {
       const int byte = (lane_ + k) * kSize;
       if (byte >= kVectorBytes) break;
-      if (byte >= begin_ && byte < end && begin_ > 0) {
-        *reinterpret_cast<T*>(aligned + byte) = value_at(byte);
-      }
-      if (tail + byte < end && (tail > 0 || begin_ == 0)) {
-        *reinterpret_cast<T*>(aligned + tail + byte) = value_at(tail + byte);
-      }
+      if (byte >= begin_ && byte < end && begin_ > 0) store_value(byte, offset);
+      if (tail + byte < end && (tail > 0 || begin_ == 0)) store_value(tail + byte, offset);
     }
   }
 
   T* row_;
-  Index cols_;
-  bool is_whole_;
-  int lane_;
-  int begin_;    // bytes that a segment starts behind a boundary
-  int edge_at_;  // the byte of the first and last granule that this lane stores, if has_edge_
+  int lane_;                    // within the segment
+  Index left_;                  // of the row, from the first column of the segment on
+  char* buffer_;                // of the segment, from the boundary before it on
+  int begin_;                   // bytes that it starts behind that boundary
+  char* granule_;               // the granule at this lane, for the segment at `first` = 0
+  char* edge_;                  // the value of the first and last granule that this lane stores
+  const char* edge_in_buffer_;  // the same
   bool has_edge_;
   bool owns_granule_;  // whether the granule at this lane is whole, within the row
-  Index left_;         // columns from the first of the segment on
-  uint32_t* buffer_;
-  char* aligned_;  // that boundary, for the segment at `first` = 0
 };
 
 }  // namespace sms_plugin

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "held_values.cuh"
 #include "loads.cuh"
 #include "term_kind.h"
 
@@ -21,31 +22,19 @@ struct HeldZ {
   static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kWide;
   static constexpr int kOperands = 3;  // of the layout
   static constexpr bool kMayOverflow = true;
-  struct Held {
-    Acc z[N];
-  };
+  static constexpr bool kHoldsWeights = sizeof(T) < 8;  // float64 has no regular rows
+  using Held = HeldValues<Acc, N>;
 
-  // Columns from `left` on become removed.
-  static __device__ __forceinline__ void cut(Held& held, int left) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (k >= left) held.z[k] = negative_infinity(Acc{});
-    }
-  }
+  static __device__ __forceinline__ void cut(Held& held, int left) { held.cut(left); }
 
   __device__ __forceinline__ Acc value(const Held& held, int k) const { return held.z[k]; }
 
-  __device__ __forceinline__ Acc largest(const Held& held) const {
-    Acc largest = negative_infinity(Acc{});
-#pragma unroll
-    for (int k = 0; k < N; ++k) largest = larger(largest, held.z[k]);
-    return largest;
-  }
+  __device__ __forceinline__ Acc largest(const Held& held) const { return held.largest(); }
 
   __device__ __forceinline__ Acc z(Acc value) const { return value; }
   __device__ __forceinline__ Acc odd_z(Acc value) const { return value; }
   __device__ __forceinline__ float log2_factor() const { return static_cast<float>(kLog2E); }
-  __device__ __forceinline__ bool is_ordinary() const { return true; }
+  __device__ __forceinline__ float regular_limit() const { return kRegularZ<T>; }
 
   static __device__ __forceinline__ void between_passes(Held&) {}
 };
@@ -78,30 +67,30 @@ struct BiasedScores : HeldZ<T> {
         mask(flags),
         term_operand(which) {}
 
-  template <bool kIsPlain>
+  template <typename Columns>
   struct Row {
-    RowReader<T, kIsPlain> scores;
-    RowReader<U, kIsPlain> term;
-    std::conditional_t<kHasMask, FlagReader<N, kIsPlain>, Nothing> mask;
+    RowReader<T, Columns> scores;
+    RowReader<U, Columns> term;
+    std::conditional_t<kHasMask, FlagReader<N, Columns>, Nothing> mask;
     __device__ __forceinline__ bool is_inner() const { return scores.is_inner(); }
   };
-  template <bool kIsPlain>
+  template <typename Columns>
   struct Raw {
-    RawVector<T, kIsPlain> scores;
-    RawVector<U, kIsPlain> term[kTermLoads];
-    std::conditional_t<kHasMask, typename FlagReader<N, kIsPlain>::Raw, Nothing> mask;
+    RawVector<T, Columns> scores;
+    RawVector<U, Columns> term[kTermLoads];
+    std::conditional_t<kHasMask, typename FlagReader<N, Columns>::Raw, Nothing> mask;
   };
 
-  template <bool kIsPlain>
-  __device__ __forceinline__ Row<kIsPlain> row(const DeviceRowLayout& layout,
-                                               const RowOffsets& offsets, int64_t start) const {
-    Row<kIsPlain> row{
+  template <typename Columns>
+  __device__ __forceinline__ Row<Columns> row(const DeviceRowLayout& layout,
+                                              const RowOffsets& offsets, int64_t start) const {
+    Row<Columns> row{
         {scores, offsets.operand[0], layout.cols, start},
         {term, term_operand == 1 ? offsets.operand[1] : offsets.operand[2], layout.cols, start},
         {}};
     bool is_inner = row.scores.is_inner() && row.term.is_inner();
     if constexpr (kHasMask) {
-      row.mask = FlagReader<N, kIsPlain>(mask, offsets.operand[1], layout.cols, start);
+      row.mask = FlagReader<N, Columns>(mask, offsets.operand[1], layout.cols, start);
       is_inner = is_inner && row.mask.is_inner();
     }
     row.scores.keep_inner(is_inner);
@@ -110,29 +99,28 @@ struct BiasedScores : HeldZ<T> {
     return row;
   }
 
-  template <bool kIsPlain>
-  __device__ __forceinline__ Raw<kIsPlain> nothing() const {
-    Raw<kIsPlain> raw{};
-    raw.scores = unread<kIsPlain>(removed_vector<T>());
+  template <typename Columns>
+  __device__ __forceinline__ Raw<Columns> nothing() const {
+    Raw<Columns> raw{};
+    raw.scores = unread<Columns>(removed_vector<T>());
     return raw;
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ Raw<kIsPlain> fetch(const Row<kIsPlain>& row, Index first) const {
-    Raw<kIsPlain> raw{};
-    raw.scores = row.scores.fetch(first);
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ void fetch(const Row<Columns>& row, Index first, Index end,
+                                        Raw<Columns>& raw) const {
+    row.scores.fetch(first, end, raw.scores);
 #pragma unroll
     for (int c = 0; c < kTermLoads; ++c) {
-      const Index start = first + c * kPerLoad;
-      if (kIsPlain || c == 0 || row.term.holds(start)) raw.term[c] = row.term.fetch(start);
+      const Index start = first + c * (kPerLoad * Columns::kStep);
+      if (c == 0 || row.term.holds(start)) row.term.fetch(start, end, raw.term[c]);
     }
-    if constexpr (kHasMask) raw.mask = row.mask.fetch(first);
-    return raw;
+    if constexpr (kHasMask) row.mask.fetch(first, end, raw.mask);
   }
   template <typename Index>
-  __device__ __forceinline__ Raw<false> gather(const Row<false>& row, Index first,
-                                               Index end) const {
-    Raw<false> raw{};
+  __device__ __forceinline__ Raw<ShiftedColumns> gather(const Row<ShiftedColumns>& row, Index first,
+                                                        Index end) const {
+    Raw<ShiftedColumns> raw{};
     raw.scores = row.scores.gather(first, end);
 #pragma unroll
     for (int c = 0; c < kTermLoads; ++c) {
@@ -142,57 +130,67 @@ struct BiasedScores : HeldZ<T> {
     return raw;
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ Held finish(const Row<Columns>& row, const Raw<Columns>& raw,
                                          Index first, Index end, Acc unit = 1) const {
+    Held held;
+    if constexpr (Columns::kIsSpread) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const Acc added = raw.term[k / kPerLoad].template value<Acc>(k % kPerLoad);
+        held.z[k] = fma(raw.scores.template value<Acc>(k), scale * unit, added * unit);
+        if constexpr (kHasMask) {
+          if (raw.mask.values[k]) held.z[k] = negative_infinity(Acc{});
+        }
+      }
+      return held;
+    }
     Vector<T> x = row.scores.take(raw.scores);
     Vector<U> terms[kTermLoads];
 #pragma unroll
     for (int c = 0; c < kTermLoads; ++c) terms[c] = row.term.take(raw.term[c]);
     if constexpr (kHasMask) {
-      uint32_t flags[FlagReader<N, kIsPlain>::kWords];
+      uint32_t flags[FlagReader<N, Columns>::kWords];
       row.mask.take(raw.mask, first, flags);
       replace_flagged(x, flags, removed_vector<T>());
 #pragma unroll
       for (int c = 0; c < kTermLoads; ++c) {
-        uint32_t own[FlagReader<N, kIsPlain>::kWords];
+        uint32_t own[FlagReader<N, Columns>::kWords];
 #pragma unroll
-        for (int w = 0; w < FlagReader<N, kIsPlain>::kWords; ++w) own[w] = 0;
+        for (int w = 0; w < FlagReader<N, Columns>::kWords; ++w) own[w] = 0;
         if constexpr (kTermLoads == 1) {
 #pragma unroll
-          for (int w = 0; w < FlagReader<N, kIsPlain>::kWords; ++w) own[w] = flags[w];
+          for (int w = 0; w < FlagReader<N, Columns>::kWords; ++w) own[w] = flags[w];
         } else {
           own[0] = flags[c];  // four flags a load of float32
         }
         replace_flagged(terms[c], own, zero_vector<U>());
       }
     }
-    Held held;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const Acc added = to_accumulator<Acc>(element(terms[k / kPerLoad], k % kPerLoad));
-      held.z[k] = fma(to_accumulator<Acc>(element(x, k)), scale * unit, added * unit);
+      const Acc added = value_of<Acc>(terms[k / kPerLoad], k % kPerLoad);
+      held.z[k] = fma(value_of<Acc>(x, k), scale * unit, added * unit);
     }
     return held;
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ uint32_t selected(const Row<kIsPlain>& row, Index first,
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ uint32_t selected(const Row<Columns>& row, Index first,
                                                Index end) const {
     if constexpr (kHasMask) return row.mask.clear_bits(first, end);
     return ~0u;
   }
 };
 
-// Columns [first, first + N) of a term row, in the accumulator; those from `end` on repeat the
-// last.
-template <typename Acc, int N, typename U, typename Index>
+// N columns of a term row, `kStep` apart, in the accumulator; those from `end` on repeat the last.
+template <int kStep, typename Acc, int N, typename U, typename Index>
 __device__ __forceinline__ void read_term(const U* __restrict__ row,  // strided [cols]
                                           int64_t col_stride, Index first, Index end,
                                           Acc (&out)[N]) {
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    out[k] = to_accumulator<Acc>(row[column_within(first + k, end) * col_stride]);
+    out[k] = to_accumulator<Acc>(row[column_within(first + k * kStep, end) * col_stride]);
   }
 }
 
@@ -203,6 +201,7 @@ struct GeneralScores : HeldZ<T> {
   using Acc = Accumulator<T>;
   using Held = typename HeldZ<T>::Held;
   static constexpr int N = kVectorSize<T>;
+  static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kRare;
 
   Operand<T> scores;
   Acc scale;  // of any sign
@@ -213,17 +212,17 @@ struct GeneralScores : HeldZ<T> {
                 const Term& bias_term)
       : scores(operand), scale(static_cast<Acc>(factor)), mask(mask_term), bias(bias_term) {}
 
-  template <bool kIsPlain>
+  template <typename Columns>
   struct Row {
-    RowReader<T, kIsPlain> scores;
+    RowReader<T, Columns> scores;
     const void* mask;  // strided [cols]
     const void* bias;  // strided [cols]
     int64_t mask_stride;
     int64_t bias_stride;
     __device__ __forceinline__ bool is_inner() const { return scores.is_inner(); }
   };
-  template <bool kIsPlain>
-  using Raw = RawVector<T, kIsPlain>;
+  template <typename Columns>
+  using Raw = RawVector<T, Columns>;
 
   static __device__ __forceinline__ const void* advance(const Term& term, int64_t offset) {
     const int64_t size = term.kind == TermKind::kDouble  ? 8
@@ -233,9 +232,9 @@ struct GeneralScores : HeldZ<T> {
     return static_cast<const char*>(term.data) + offset * size;
   }
 
-  template <bool kIsPlain>
-  __device__ __forceinline__ Row<kIsPlain> row(const DeviceRowLayout& layout,
-                                               const RowOffsets& offsets, int64_t start) const {
+  template <typename Columns>
+  __device__ __forceinline__ Row<Columns> row(const DeviceRowLayout& layout,
+                                              const RowOffsets& offsets, int64_t start) const {
     return {{scores, offsets.operand[0], layout.cols, start},
             advance(mask, offsets.operand[1] + start * layout.col_strides[1]),
             advance(bias, offsets.operand[2] + start * layout.col_strides[2]),
@@ -243,38 +242,39 @@ struct GeneralScores : HeldZ<T> {
             layout.col_strides[2]};
   }
 
-  template <bool kIsPlain>
-  __device__ __forceinline__ Raw<kIsPlain> nothing() const {
-    return unread<kIsPlain>(removed_vector<T>());
+  template <typename Columns>
+  __device__ __forceinline__ Raw<Columns> nothing() const {
+    return unread<Columns>(removed_vector<T>());
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ Raw<kIsPlain> fetch(const Row<kIsPlain>& row, Index first) const {
-    return row.scores.fetch(first);
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ void fetch(const Row<Columns>& row, Index first, Index end,
+                                        Raw<Columns>& raw) const {
+    row.scores.fetch(first, end, raw);
   }
   template <typename Index>
-  __device__ __forceinline__ Raw<false> gather(const Row<false>& row, Index first,
-                                               Index end) const {
+  __device__ __forceinline__ Raw<ShiftedColumns> gather(const Row<ShiftedColumns>& row, Index first,
+                                                        Index end) const {
     return row.scores.gather(first, end);
   }
 
   // z += term, in the unit and in whatever dtype the term is stored.
-  template <typename Index>
+  template <int kStep, typename Index>
   static __device__ __forceinline__ void add(TermKind kind, const void* row, int64_t col_stride,
                                              Index first, Index end, Acc unit, Acc (&z)[N]) {
     Acc values[N];
     switch (kind) {
       case TermKind::kHalf:
-        read_term(static_cast<const __half*>(row), col_stride, first, end, values);
+        read_term<kStep>(static_cast<const __half*>(row), col_stride, first, end, values);
         break;
       case TermKind::kBFloat16:
-        read_term(static_cast<const __nv_bfloat16*>(row), col_stride, first, end, values);
+        read_term<kStep>(static_cast<const __nv_bfloat16*>(row), col_stride, first, end, values);
         break;
       case TermKind::kFloat:
-        read_term(static_cast<const float*>(row), col_stride, first, end, values);
+        read_term<kStep>(static_cast<const float*>(row), col_stride, first, end, values);
         break;
       case TermKind::kDouble:
-        read_term(static_cast<const double*>(row), col_stride, first, end, values);
+        read_term<kStep>(static_cast<const double*>(row), col_stride, first, end, values);
         break;
       default:
         return;
@@ -284,21 +284,23 @@ struct GeneralScores : HeldZ<T> {
   }
 
   // Bits of the columns that a bool mask keeps.
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ uint32_t selected(const Row<kIsPlain>& row, Index first,
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ uint32_t selected(const Row<Columns>& row, Index first,
                                                Index end) const {
     if (mask.kind != TermKind::kBool) return ~0u;
     const auto* flags = static_cast<const uint8_t*>(row.mask);
     uint32_t bits = 0;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      bits |= (flags[column_within(first + k, end) * row.mask_stride] == 0 ? 1u : 0u) << k;
+      bits |=
+          (flags[column_within(first + k * Columns::kStep, end) * row.mask_stride] == 0 ? 1u : 0u)
+          << k;
     }
     return bits;
   }
 
-  template <bool kIsPlain, typename Index>
-  __device__ __forceinline__ Held finish(const Row<kIsPlain>& row, const Raw<kIsPlain>& raw,
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ Held finish(const Row<Columns>& row, const Raw<Columns>& raw,
                                          Index first, Index end, Acc unit = 1) const {
     Held held;
     if (first >= end) {
@@ -307,19 +309,20 @@ struct GeneralScores : HeldZ<T> {
     }
     const Vector<T> x = row.scores.take(raw);
 #pragma unroll
-    for (int k = 0; k < N; ++k) held.z[k] = to_accumulator<Acc>(element(x, k)) * (scale * unit);
+    for (int k = 0; k < N; ++k) held.z[k] = value_of<Acc>(x, k) * (scale * unit);
     // One copy of the code for both terms: two would spill.
 #pragma unroll 1
     for (int t = 0; t < 2; ++t) {
       const bool is_bias = t == 0;
-      add(is_bias ? bias.kind : mask.kind, is_bias ? row.bias : row.mask,
-          is_bias ? row.bias_stride : row.mask_stride, first, end, unit, held.z);
+      add<Columns::kStep>(is_bias ? bias.kind : mask.kind, is_bias ? row.bias : row.mask,
+                          is_bias ? row.bias_stride : row.mask_stride, first, end, unit, held.z);
     }
-    // Selection comes after all arithmetic.
+    // Selection comes after all arithmetic. A scale that isn't above 0 needs it beyond the end too.
     const uint32_t kept = selected(row, first, end);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      if (!(kept >> k & 1u)) held.z[k] = negative_infinity(Acc{});
+      const bool is_within = !Columns::kIsSpread || first + k * Columns::kStep < end;
+      if (!is_within || !(kept >> k & 1u)) held.z[k] = negative_infinity(Acc{});
     }
     return held;
   }
