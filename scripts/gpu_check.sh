@@ -86,8 +86,9 @@ if has pytest; then
     workers=(-n $((count < 1 ? 1 : count > 8 ? 8 : count)))
   fi
   has hypothesis || skip "random comparisons: hypothesis isn't installed"
-  # Workers share the cores: each computes with as many threads as are left to it.
-  step tests 420 env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -q -m "cuda or not cuda" -rfEs \
+  # Those that need a card: scripts/test.sh runs the others. Workers share the cores: each computes
+  # with as many threads as are left to it.
+  step tests 420 env OMP_NUM_THREADS=2 "$PYTHON" -m pytest -q -m cuda -rfEs \
     -p no:cacheprovider ${workers[@]+"${workers[@]}"} tests ||
     while IFS= read -r line; do note "         $line"; done \
       < <(grep -E '^(FAILED|ERROR) tests' "$OUT/.part" | cut -c 1-120 | head -n 30)

@@ -26,7 +26,7 @@ from compare import check  # type: ignore[import-not-found]  # noqa: E402
 import sms_plugin  # noqa: E402
 
 # One length for each way that a row can be mapped to threads, and its odd neighbour.
-LENGTHS = (1, 7, 33, 64, 130, 257, 512, 1000, 1025, 2048, 4100, 8192, 16390, 40000)
+LENGTHS = (1, 3, 7, 33, 49, 64, 127, 130, 257, 343, 512, 1000, 1025, 2048, 4097, 8192, 16390, 40000)
 CASES = ("none", "bool", "bias", "causal+mask+bias")
 
 

@@ -167,12 +167,34 @@ def test_threads_do_not_matter(length: int) -> None:
     assert all(same(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("length", [*LENGTHS, 49, 63, 343, 4097])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradients_wanted_do_not_matter(device: str, dtype: torch.dtype) -> None:
-    """grad_scores has the same bits whether a bias gradient is asked for or not."""
-    scores = make_scores((4, 3, 9, 70), dtype, device).requires_grad_()
+def test_one_order_of_summation(device: str, dtype: torch.dtype, length: int) -> None:
+    """Terms that add nothing take other kernels, and change no bit."""
+    scores = make_scores((2, 3, 5, length), dtype, device)
     grad = upstream(scores)
-    bias = torch.zeros(3, 9, 70, dtype=dtype, device=device)
-    alone = torch.autograd.grad(softmax(scores, bias=bias), scores, grad)[0]
-    both = torch.autograd.grad(softmax(scores, bias=bias.requires_grad_()), [scores, bias], grad)
-    assert torch.equal(both[0], alone)
+    right = forward_and_backward(scores, grad)
+    zeros = torch.zeros(5, length, dtype=dtype, device=device)
+    for terms in (
+        {"mask": zeros.bool()},
+        {"mask": zeros},
+        {"mask": zeros.float()},
+        {"bias": zeros},
+        {"mask": zeros.bool(), "bias": zeros},
+        {"mask": zeros, "bias": zeros},
+        {"bias": zeros.mT.contiguous().mT},  # columns with a stride
+    ):
+        assert same(forward_and_backward(scores, grad, **terms), right), terms.keys()
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 49, 63, 70, 127, 128, 343, 1000, 1023, 4097])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_wanted_do_not_matter(device: str, dtype: torch.dtype, length: int) -> None:
+    """grad_scores has the same bits whether a bias gradient is asked for or not."""
+    scores = make_scores((4, 3, 9, length), dtype, device).requires_grad_()
+    grad = upstream(scores)
+    alone = torch.autograd.grad(softmax(scores), scores, grad)[0]
+    for shape in ((3, 9, length), (4, 3, 9, length), (9, 1)):
+        bias = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
+        both = torch.autograd.grad(softmax(scores, bias=bias), [scores, bias], grad)
+        assert torch.equal(both[0], alone), shape
