@@ -24,31 +24,24 @@ from train.config import (
     Softmax,
     load_config,
 )
-from train.data import VOCAB_SIZE, Corpus, TrainBatches, read_stdlib
+from train.data import Corpus, TrainBatches, load_corpus
 from train.module import LanguageModel
 from train.overrides import OverrideError, check_overrides
 
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return read_stdlib(0.1)
-
-
-@pytest.fixture(autouse=True)
-def read_once(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "read_stdlib", lambda val_fraction: corpus)
+    return load_corpus(load_config(["run_dir=unused"]).data, seed=0)
 
 
 @pytest.fixture(scope="module")
-def runs(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of 20 steps for each softmax that needs no compiler of its own."""
     folders = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "read_stdlib", lambda val_fraction: corpus)
-        for softmax in ("native", "fused", "sdpa"):
-            folders[softmax] = tmp_path_factory.mktemp(softmax)
-            overrides = [f"softmax={softmax}", "trainer.max_steps=20", "trainer.val_every=8"]
-            run.train(small_config(folders[softmax], *overrides))
+    for softmax in ("native", "fused", "sdpa"):
+        folders[softmax] = tmp_path_factory.mktemp(softmax)
+        overrides = [f"softmax={softmax}", "trainer.max_steps=20", "trainer.val_every=8"]
+        run.train(small_config(folders[softmax], *overrides))
     return folders
 
 
@@ -89,7 +82,9 @@ def test_run_folder(runs: dict[str, Path], softmax: str) -> None:
         assert len(list(csv.DictReader(file))) == 20
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["val_loss"] == float(rows[-1]["val_loss"])
-    assert summary["val_loss_over_byte_entropy"] == summary["val_loss"] / summary["byte_entropy"]
+    assert summary["val_loss_over_unigram_entropy"] == (
+        summary["val_loss"] / summary["unigram_entropy"]
+    )
     calls = summary["call_counts"]
     batches = 20 + 3 * 2  # training, and three validations of two batches
     assert calls["scaled_mask_softmax"]["cpu"] == (2 * batches if softmax == "fused" else 0)
@@ -101,7 +96,7 @@ def test_run_folder(runs: dict[str, Path], softmax: str) -> None:
 
 def test_runs_say_that_they_started_equal(runs: dict[str, Path]) -> None:
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in runs.values()]
-    for key in ("initial_weights_sha256", "data_sha256", "byte_entropy"):
+    for key in ("initial_weights_sha256", "data_sha256", "unigram_entropy"):
         assert len({summary[key] for summary in summaries}) == 1
 
 
@@ -128,7 +123,7 @@ def test_accumulated_loss_is_not_divided(tmp_path: Path, corpus: Corpus) -> None
     summary = run.train(config)
     assert summary["steps"] == 3
     torch.manual_seed(config.seed)
-    module = LanguageModel(config, VOCAB_SIZE)
+    module = LanguageModel(config, corpus.vocab_size)
     assert module.weights_sha256() == summary["initial_weights_sha256"]
     batches = TrainBatches(corpus.train, config.data, seed=config.seed, batches=6)
     with torch.no_grad():

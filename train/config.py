@@ -34,6 +34,21 @@ class Positions(_Choice):
     rotary = "rotary"
 
 
+class Source(_Choice):
+    """Where tokens come from."""
+
+    stdlib = "stdlib"  # the sources of Python's standard library
+    text = "text"  # a file or a folder of the user's
+    random = "random"  # nowhere: for runs that are about speed alone
+
+
+class TokenKind(_Choice):
+    """What text is cut into."""
+
+    bytes = "bytes"
+    bpe = "bpe"  # pieces of a byte-level BPE that is trained on the text
+
+
 @dataclass
 class SoftmaxConfig:
     name: Softmax = MISSING
@@ -51,10 +66,14 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
+    source: Source = MISSING
+    path: str | None = MISSING  # of source=text
+    tokenizer: TokenKind = MISSING
+    vocab_size: int = MISSING  # 256 for bytes
     seq_len: int = MISSING  # tokens that a training example predicts
     batch_size: int = MISSING  # examples a step, on each device
     val_batches: int = MISSING  # evenly spaced batches of the validation part
-    val_fraction: float = MISSING  # of the files, chosen by the hash of their names
+    val_fraction: float = MISSING  # of the files, by the hash of their names; of each, if few
     num_workers: int = MISSING
 
 

@@ -41,11 +41,10 @@ class LanguageModel(pl.LightningModule):
         """Mean nats a token.
 
         Args:
-            batch: (B, T + 1) uint8; each position is predicted from those before it.
+            batch: (B, T + 1) int64; each position is predicted from those before it.
         """
-        tokens = batch.long()
-        logits = self(tokens[:, :-1])  # (B, T, V)
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        logits = self(batch[:, :-1])  # (B, T, V)
+        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return self.loss(batch)

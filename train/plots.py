@@ -12,12 +12,14 @@ from sms_plugin.callbacks.whole_file import whole_file
 from train.metrics import MetricsRow
 
 
-def plot_losses(rows: Iterable[MetricsRow], *, byte_entropy: float, title: str, path: Path) -> None:
+def plot_losses(
+    rows: Iterable[MetricsRow], *, unigram_entropy: float, title: str, path: Path
+) -> None:
     """Draw training and validation loss (nats a token) against the optimizer step, as a PNG.
 
     Args:
         rows: of a run.
-        byte_entropy: nats a token of a model that knows single bytes only; drawn as a line.
+        unigram_entropy: nats a token of a model that knows single tokens only; drawn as a line.
         title: above the axes.
         path: the PNG.
     """
@@ -28,7 +30,7 @@ def plot_losses(rows: Iterable[MetricsRow], *, byte_entropy: float, title: str, 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.axhline(byte_entropy, color="0.6", linestyle="--", label="entropy of single bytes")
+    axes.axhline(unigram_entropy, color="0.6", linestyle="--", label="entropy of single tokens")
     if train:
         axes.plot(*zip(*train, strict=True), color="tab:blue", linewidth=0.8, label="training")
     if val:

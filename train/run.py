@@ -27,7 +27,7 @@ from sms_plugin.callbacks.whole_file import whole_file
 from sms_plugin.patch import PatchReport
 from train import adapter  # noqa: F401  teaches patch_attention the model's core
 from train.config import CONF_DIR, Config, Softmax, register_schema, to_config
-from train.data import VOCAB_SIZE, Corpus, TextData, read_stdlib
+from train.data import Corpus, TokenData, load_corpus
 from train.metrics import LossBar, MetricsRecorder
 from train.module import LanguageModel
 from train.overrides import exit_on_mistakes
@@ -54,9 +54,9 @@ def train(cfg: Config) -> dict[str, Any]:
     with whole_file(run_dir / "config.yaml") as unfinished:
         unfinished.write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)))
 
-    corpus = read_stdlib(cfg.data.val_fraction)
+    corpus = load_corpus(cfg.data, cfg.seed)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    module = LanguageModel(cfg, VOCAB_SIZE)
+    module = LanguageModel(cfg, corpus.vocab_size)
     weights_sha256 = module.weights_sha256()
     report = choose_softmax(module, cfg.softmax.name)
     calls_before = sms_plugin.call_counts()
@@ -69,7 +69,7 @@ def train(cfg: Config) -> dict[str, Any]:
     )
     timer = ForwardBackwardTimer(run_dir, warmup_steps=cfg.trainer.timer_warmup_steps)
     trainer = build_trainer(cfg, run_dir, recorder, timer)
-    data = TextData(
+    data = TokenData(
         corpus,
         cfg.data,
         seed=cfg.seed,
@@ -92,8 +92,8 @@ def train(cfg: Config) -> dict[str, Any]:
         "steps": cfg.trainer.max_steps,
         "first_train_loss": recorder.rows[0].train_loss,
         "val_loss": val_loss,
-        "byte_entropy": corpus.byte_entropy,
-        "val_loss_over_byte_entropy": val_loss / corpus.byte_entropy,
+        "unigram_entropy": corpus.unigram_entropy,
+        "val_loss_over_unigram_entropy": val_loss / corpus.unigram_entropy,
         "train_seconds": recorder.train_seconds,
         "total_seconds": time.perf_counter() - started,
         "tokens_per_s": cfg.trainer.max_steps * recorder.tokens_per_step / recorder.train_seconds,
@@ -101,7 +101,7 @@ def train(cfg: Config) -> dict[str, Any]:
         "parameters": sum(weight.numel() for weight in module.parameters()),
         "initial_weights_sha256": weights_sha256,
         "data_sha256": corpus.sha256,
-        "data_tokens": {"train": len(corpus.train), "val": len(corpus.val)},
+        "data": describe(corpus),
         "environment": environment(module.device),
     }
     if trainer.is_global_zero:
@@ -215,11 +215,19 @@ def print_start(cfg: Config, module: LanguageModel, corpus: Corpus, trainer: pl.
     parameters = sum(weight.numel() for weight in module.parameters())
     print(
         f"model: {parameters:,} parameters on {trainer.strategy.root_device}\n"
-        f"data: {corpus.files} files of {corpus.root}, {len(corpus.train):,} bytes to train on, "
-        f"{len(corpus.val):,} to validate\n"
+        f"data: {describe(corpus)}\n"
         f"      sha256 {corpus.sha256}\n"
-        f"entropy of single bytes: {corpus.byte_entropy:.3f} nats\n"
+        f"entropy of single tokens: {corpus.unigram_entropy:.3f} nats\n"
         f"run folder: {cfg.run_dir}"
+    )
+
+
+def describe(corpus: Corpus) -> str:
+    if not corpus.files:
+        return corpus.origin
+    return (
+        f"{corpus.files} files of {corpus.origin}, {len(corpus.train):,} tokens to train on, "
+        f"{len(corpus.val):,} to validate, {corpus.vocab_size} kinds"
     )
 
 
@@ -227,7 +235,7 @@ def finish(summary: dict[str, Any], recorder: MetricsRecorder, run_dir: Path) ->
     """Write the plot and the summary, and print what matters of it."""
     plot_losses(
         (recorder.rows[step] for step in sorted(recorder.rows)),
-        byte_entropy=summary["byte_entropy"],
+        unigram_entropy=summary["unigram_entropy"],
         title=f"softmax={summary['softmax']}, seed {summary['seed']}",
         path=run_dir / "losses.png",
     )
@@ -241,8 +249,9 @@ def finish(summary: dict[str, Any], recorder: MetricsRecorder, run_dir: Path) ->
     )
     print(
         f"calls of the fused operator: {counts or 'none'}\n"
-        f"validation loss {summary['val_loss']:.4f} = {summary['val_loss_over_byte_entropy']:.2f}"
-        f" x the entropy of single bytes ({summary['byte_entropy']:.4f})\n"
+        f"validation loss {summary['val_loss']:.4f} = "
+        f"{summary['val_loss_over_unigram_entropy']:.2f} x the entropy of single tokens "
+        f"({summary['unigram_entropy']:.4f})\n"
         f"{summary['train_seconds']:.1f} s of training, {summary['tokens_per_s']:,.0f} tokens/s\n"
         f"run folder: {run_dir}"
     )

@@ -1,0 +1,15 @@
+"""What a run trains on: text as tokens in a memory map, or random tokens."""
+
+from train.data.batches import TokenData, TrainBatches, ValBatches
+from train.data.corpus import Corpus, load_corpus
+from train.data.tokens import RandomTokens, TokenFile
+
+__all__ = [
+    "Corpus",
+    "RandomTokens",
+    "TokenData",
+    "TokenFile",
+    "TrainBatches",
+    "ValBatches",
+    "load_corpus",
+]

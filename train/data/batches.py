@@ -1,0 +1,104 @@
+"""Batches as a function of the seed and the step alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from train.config import DataConfig
+from train.data.corpus import Corpus
+from train.data.tokens import TokenSource
+
+
+class TrainBatches(Dataset[Tensor]):
+    """Item `index` is a whole batch, (B, T + 1) int64: a function of the seed and the index alone.
+
+    Neither the number of workers nor anything that ran before can change it.
+    """
+
+    def __init__(self, tokens: TokenSource, config: DataConfig, *, seed: int, batches: int) -> None:
+        _check_length(tokens, config.seq_len, "training")
+        self.tokens, self.config, self.seed, self.batches = tokens, config, seed, batches
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __getitem__(self, index: int) -> Tensor:
+        window = self.config.seq_len + 1
+        # Philox is counter-based: nearby keys give unrelated streams, unlike seed + index.
+        draw = np.random.Generator(np.random.Philox(key=[self.seed, index]))
+        starts = draw.integers(len(self.tokens) - window + 1, size=self.config.batch_size)
+        return _stack(self.tokens, starts, window)
+
+
+class ValBatches(Dataset[Tensor]):
+    """Evenly spaced windows, the same in every run: item `index` is a batch (B, T + 1)."""
+
+    def __init__(self, tokens: TokenSource, config: DataConfig) -> None:
+        _check_length(tokens, config.seq_len, "validation")
+        self.tokens, self.config = tokens, config
+        count = config.val_batches * config.batch_size
+        last = len(tokens) - config.seq_len - 1
+        self.starts = [round(i * last / max(count - 1, 1)) for i in range(count)]
+
+    def __len__(self) -> int:
+        return self.config.val_batches
+
+    def __getitem__(self, index: int) -> Tensor:
+        rows = slice(index * self.config.batch_size, (index + 1) * self.config.batch_size)
+        window = self.config.seq_len + 1
+        return _stack(self.tokens, self.starts[rows], window)
+
+
+def _stack(tokens: TokenSource, starts: Iterable[int], window: int) -> Tensor:
+    """(B, window) int64, one window of tokens for each start."""
+    windows = np.stack([tokens.window(int(start), window) for start in starts])
+    return torch.from_numpy(windows.astype(np.int64))
+
+
+def _check_length(tokens: TokenSource, seq_len: int, part: str) -> None:
+    if len(tokens) <= seq_len:
+        raise ValueError(
+            f"data.seq_len must be smaller than the {part} text, got seq_len={seq_len} for "
+            f"{len(tokens)} tokens; use a shorter data.seq_len"
+        )
+
+
+class TokenData(pl.LightningDataModule):
+    """Both loaders over one corpus.
+
+    Args:
+        corpus: both parts.
+        config: sizes of an example, a batch and the validation.
+        seed: with the index of a batch, decides its windows.
+        train_batches: how many batches the training may draw.
+    """
+
+    def __init__(
+        self, corpus: Corpus, config: DataConfig, *, seed: int, train_batches: int
+    ) -> None:
+        super().__init__()
+        self.corpus, self.config = corpus, config
+        self.seed, self.train_batches = seed, train_batches
+
+    def _loader(self, batches: Dataset[Tensor]) -> DataLoader[Tensor]:
+        return DataLoader(
+            batches,
+            batch_size=None,  # an item is a batch already
+            num_workers=self.config.num_workers,
+            persistent_workers=self.config.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return self._loader(
+            TrainBatches(self.corpus.train, self.config, seed=self.seed, batches=self.train_batches)
+        )
+
+    def val_dataloader(self) -> DataLoader[Tensor]:
+        return self._loader(ValBatches(self.corpus.val, self.config))
