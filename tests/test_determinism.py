@@ -167,14 +167,15 @@ def test_threads_do_not_matter(length: int) -> None:
     assert all(same(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("length", [*LENGTHS, 49, 63, 343, 4097])
+@pytest.mark.parametrize("length", [*LENGTHS, 49, 63, 343, 4097, 20_000, 33_003, 70_001])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_one_order_of_summation(device: str, dtype: torch.dtype, length: int) -> None:
     """Terms that add nothing take other kernels, and change no bit."""
-    scores = make_scores((2, 3, 5, length), dtype, device)
+    shape = (2, 3, 5, length) if length < 10_000 else (2, length)
+    scores = make_scores(shape, dtype, device)
     grad = upstream(scores)
     right = forward_and_backward(scores, grad)
-    zeros = torch.zeros(5, length, dtype=dtype, device=device)
+    zeros = torch.zeros(shape[-2:], dtype=dtype, device=device)
     for terms in (
         {"mask": zeros.bool()},
         {"mask": zeros},

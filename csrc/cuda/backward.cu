@@ -15,8 +15,8 @@ void launch_backward_as(const BackwardArguments& arguments, cudaStream_t stream)
   const CausalLimit causal = arguments.causal;
   const int64_t vectors = vectors_of<T>(layout.cols);
   if constexpr (Load::kTable == Table::kPair) {
-    if (vectors > kMaxWhole<Table::kPair> && layout.cols <= kMaxPartedCols) {
-      constexpr int kVectors = kBackwardPartVectors;
+    constexpr int kVectors = kBackwardPartVectors;
+    if (vectors > kPartThreads * kVectors && layout.cols <= kMaxPartedCols) {
       launch_parts(softmax_backward_parts<Load, kVectors, kAccess, Stage::kCluster>,
                    softmax_backward_parts<Load, kVectors, kAccess, Stage::kTake>,
                    softmax_backward_parts<Load, kVectors, kAccess, Stage::kFinish>,

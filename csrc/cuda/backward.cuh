@@ -211,10 +211,12 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks())
   }
   Acc dot = Reduction::sum(tree_sum(dots), shared[0]);
 
-  // Lanes of a segment store together; those of a short row store zeros.
+  // All lanes of a warp store together; those of a short row store zeros.
   const int stored = Columns::kIsSpread ? static_cast<int>(layout.cols) : end;
-  if (any_row<kLanes>(needs_care(dot))) {
-    // Rare: read the row again, so that nothing is kept for this above.
+  const bool is_careful = needs_care(dot);
+  if (any_row<kLanes>(is_careful)) {
+    // Rare: read the row again, so that nothing is kept for this above. Rows beside one that needs
+    // care get what they get among their like, to the sign of a 0.
 #pragma unroll 1
     for (int v = 0; v < kVectors; ++v) {
       const int first = v * kStripe;
@@ -223,18 +225,22 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks())
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) dots[i] = i == v ? sum : dots[i];
     }
-    dot = Reduction::sum(tree_sum(dots), shared[1]);
+    const Acc careful = Reduction::sum(tree_sum(dots), shared[1]);
+    if (is_careful) dot = careful;
     if (is_active && lane == 0 && out.dots != nullptr) out.dots[offsets.row] = dot;
 #pragma unroll 1
     for (int v = 0; v < kVectors; ++v) {
       const int first = v * kStripe;
       Acc dz[N] = {};
       if (first < end) {
-        vector_dz<true>(load, load_vector<Columns>(load, in, first, end), dot, dz);
+        const auto held = load_vector<Columns>(load, in, first, end);
+        if (is_careful) {
+          vector_dz<true>(load, held, dot, dz);
+        } else {
+          vector_dz<false>(load, held, dot, dz);
+        }
       }
-      if (first < stored) {
-        store_dz(grad_scores, out, first, dz);
-      }
+      if (first < stored) store_dz(grad_scores, out, first, dz);
     }
     return;
   }
@@ -306,7 +312,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   }
   if (start == 0 && out.dots != nullptr) out.dots[offsets.row] = dot;
 
-  // Lanes of a segment store together.
+  // All lanes of a warp store together.
   const int64_t stored = Columns::kIsSpread ? cols + threadIdx.x % kWarpSize : cols;
 #pragma unroll 4
   for (int64_t first = 0; first < stored; first += kStep) {

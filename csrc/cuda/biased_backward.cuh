@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks())
     }
   };
 
-  // Lanes of a segment store together.
+  // All lanes of a warp store together.
   const int stored = Columns::kIsSpread ? static_cast<int>(kept.cols) : cols;
   Acc sums[kVectors][N] = {};
   // Values that are loaded alone take a register each on their way: more threads hide more than
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks())
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const int first = v * kStripe;
-        if constexpr (!Columns::kIsWhole && !Columns::kIsSpread) {
+        if constexpr (Columns::kIsShifted) {
           if (!pending.in.is_inner()) {
             pending.raw[v] = first < pending.end ? load.gather(pending.in, first, pending.end)
                                                  : load.template nothing<Columns>();

@@ -14,7 +14,7 @@ namespace sms_plugin {
 
 enum class Access {
   kWhole,    // rows are whole vectors, and all operands lie on boundaries
-  kShifted,  // rows are whole vectors, operands start anywhere
+  kShifted,  // operands start anywhere; where the results do too, rows are whole vectors
   kSpread,   // rows of any other length
 };
 
@@ -24,6 +24,7 @@ template <Access kAccess_, int kStep_>
 struct ColumnsOf {
   static constexpr Access kAccess = kAccess_;
   static constexpr bool kIsWhole = kAccess == Access::kWhole;
+  static constexpr bool kIsShifted = kAccess == Access::kShifted;
   static constexpr bool kIsSpread = kAccess == Access::kSpread;
   static constexpr int kStep = kStep_;  // from a column of a vector to the next
 

@@ -78,9 +78,10 @@ __device__ __forceinline__ Acc row_factor(Acc sum) {
   return sum == Acc{0} ? Acc{0} : reciprocal(sum);
 }
 
-// Rows whose |z| stays below this are regular.
+// Rows whose largest z is smaller than this, either side of 0, are regular. In float32 nothing that
+// is left of such a row has a |z| beyond 2^11.
 template <typename T>
-constexpr float kRegularZ = sizeof(T) == 2 ? 0x1p23f : 0x1p11f;
+constexpr float kRegularZ = sizeof(T) == 2 ? 0x1p23f : 1920.0f;
 
 // The exponentials of one row over a load functor.
 //
@@ -110,6 +111,11 @@ struct RowExponential {
       // case.
       is_regular = fabsf(load.z(Load::kMayOverflow ? maximum : from)) < load.regular_limit();
     }
+  }
+
+  // The exponent of 2 at the maximum, which is 0 but for the rounding of `offset`.
+  __device__ __forceinline__ float rounding(float maximum) const {
+    return is_regular ? fmaf(maximum, factor, offset) - kExtra : 0.0f;
   }
 
   // What z of this row is to be multiplied by at load.

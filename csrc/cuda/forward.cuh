@@ -89,9 +89,9 @@ __device__ __forceinline__ void careful_probs(const Load& load,
 }
 
 // Mapping::kLanes threads own a row and keep it in registers, kVectors vectors each, striped.
-// Reads the visible scores (and terms) once, writes all of probs once; exponentials are computed
-// twice. Chosen for rows of up to kLanes * kVectors vectors (mapping.cuh). Safe: a row belongs to
-// its threads alone; inactive groups take part in shuffles with an empty row.
+// Reads the visible scores (and terms) once, writes all of probs once; exponentials of packed rows
+// are computed twice. Chosen for rows of up to kLanes * kVectors vectors (mapping.cuh). Safe: a row
+// belongs to its threads alone; inactive groups take part in shuffles with an empty row.
 template <typename Load, typename Mapping, Access kAccess>
 __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks())
     softmax_forward(const Load load,
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks())
   }
   Acc factor = row_factor(Reduction::sum(tree_sum(sums), shared[0]));
 
-  // Lanes of a segment store together; those of a short row store zeros.
+  // All lanes of a warp store together; those of a short row store zeros.
   const int stored = Columns::kIsSpread ? static_cast<int>(layout.cols) : end;
   if (any_row<kLanes>(!exponential.is_regular || factor != factor)) {
     // Rare: read the row again, so that nothing is kept for this above.
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   }
   const Acc factor = row_factor(Reduction::sum(tree_sum(sums), shared[0]));
 
-  // Lanes of a segment store together.
+  // All lanes of a warp store together.
   const int64_t stored = Columns::kIsSpread ? cols + threadIdx.x % kWarpSize : cols;
 #pragma unroll kAhead
   for (int64_t first = 0; first < stored; first += kStep) {

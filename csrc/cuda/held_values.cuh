@@ -1,4 +1,5 @@
-// A vector of columns as a float32 for each value (float64 for those).
+// Vectors of columns as a float32 for each value (float64 for those): what load functors have in
+// common that keep them so, and those of odd rows without terms.
 
 #pragma once
 
@@ -24,6 +25,55 @@ struct HeldValues {
 #pragma unroll
     for (int k = 0; k < N; ++k) largest = larger(largest, z[k]);
     return largest;
+  }
+};
+
+// z of a vector of columns, in its unit: what functors with a term keep, and how they give it.
+template <typename T>
+struct HeldZ {
+  using Scalar = T;
+  using Acc = Accumulator<T>;
+  static constexpr int N = kVectorSize<T>;
+  static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kWide;
+  static constexpr int kOperands = 3;  // of the layout
+  static constexpr bool kMayOverflow = true;
+  static constexpr bool kHoldsWeights = sizeof(T) < 8;  // float64 has no regular rows
+  using Held = HeldValues<Acc, N>;
+
+  static __device__ __forceinline__ void cut(Held& held, int left) { held.cut(left); }
+
+  __device__ __forceinline__ Acc value(const Held& held, int k) const { return held.z[k]; }
+
+  __device__ __forceinline__ Acc largest(const Held& held) const { return held.largest(); }
+
+  __device__ __forceinline__ Acc z(Acc value) const { return value; }
+  __device__ __forceinline__ Acc odd_z(Acc value) const { return value; }
+  __device__ __forceinline__ float log2_factor() const { return static_cast<float>(kLog2E); }
+  __device__ __forceinline__ float regular_limit() const { return kRegularZ<T>; }
+
+  static __device__ __forceinline__ void between_passes(Held&) {}
+};
+
+// A functor that holds z, in eighths in every row: what rows that are cut into parts hold, where a
+// part doesn't know whether another one is odd. Powers of 2 change no bit.
+template <typename Load>
+struct InEighths : Load {
+  using Acc = typename Load::Acc;
+  static constexpr bool kMayOverflow = false;
+  static constexpr bool kHoldsWeights = false;
+
+  explicit InEighths(const Load& load) : Load(load) {}
+
+  template <typename Columns, typename Index>
+  __device__ __forceinline__ typename Load::Held finish(
+      const typename Load::template Row<Columns>& row,
+      const typename Load::template Raw<Columns>& raw, Index first, Index end) const {
+    return Load::template finish<Columns>(row, raw, first, end, static_cast<Acc>(1 / kHeadroom));
+  }
+
+  __device__ __forceinline__ Acc z(Acc value) const { return value * static_cast<Acc>(kHeadroom); }
+  __device__ __forceinline__ float log2_factor() const {
+    return static_cast<float>(kHeadroom) * Load::log2_factor();
   }
 };
 
@@ -57,7 +107,6 @@ struct SpreadScores : std::conditional_t<kHasMask, SelectedScores<T>, PlainScore
     return held;
   }
 
-  static __device__ __forceinline__ void cut(Held& held, int left) { held.cut(left); }
   __device__ __forceinline__ Acc value(const Held& held, int k) const { return held.z[k]; }
   __device__ __forceinline__ Acc largest(const Held& held) const { return held.largest(); }
   static __device__ __forceinline__ void between_passes(Held&) {}

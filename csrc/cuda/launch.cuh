@@ -146,27 +146,33 @@ bool can_launch(const Kernel& kernel, const LaunchWith& launch) {
   return is_known && clusters > 0;
 }
 
-// Launches rows that are cut into parts: in clusters, if a cluster can hold a row; or in two
-// stages.
+// Launches rows that are cut into parts in two stages.
+template <typename Take, typename Finish, typename... Arguments>
+void launch_stages(Take take, Finish finish, Parts parts, int64_t rows, const Workspace& workspace,
+                   cudaStream_t stream, const Arguments&... arguments) {
+  const unsigned int blocks = blocks_for(rows * parts.count, 1);
+  parts.statistics =
+      static_cast<float2*>(workspace(rows * parts.count * static_cast<int64_t>(sizeof(float2))));
+  take<<<blocks, kPartThreads, 0, stream>>>(arguments..., parts);
+  LaunchWith launch(blocks, kPartThreads, stream);
+  launch.overlapping();
+  if (compute_capability_major() < 9) launch.config.numAttrs = 0;  // there is no overlap
+  cudaLaunchKernelEx(&launch.config, finish, arguments..., parts);
+}
+
+// The same in clusters, if a cluster can hold a row.
 template <typename InCluster, typename Take, typename Finish, typename... Arguments>
 void launch_parts(InCluster in_cluster, Take take, Finish finish, Parts parts, int64_t rows,
                   const Workspace& workspace, cudaStream_t stream, const Arguments&... arguments) {
-  const unsigned int blocks = blocks_for(rows * parts.count, 1);
-  const bool has_clusters = compute_capability_major() >= 9;
-  LaunchWith launch(blocks, kPartThreads, stream);
-  if (has_clusters && parts.count <= kMaxCluster) {
+  if (compute_capability_major() >= 9 && parts.count <= kMaxCluster) {
+    LaunchWith launch(blocks_for(rows * parts.count, 1), kPartThreads, stream);
     launch.in_clusters_of(parts.count);
     if (can_launch(in_cluster, launch)) {
       cudaLaunchKernelEx(&launch.config, in_cluster, arguments..., parts);
       return;
     }
   }
-  parts.statistics =
-      static_cast<float2*>(workspace(rows * parts.count * static_cast<int64_t>(sizeof(float2))));
-  take<<<blocks, kPartThreads, 0, stream>>>(arguments..., parts);
-  launch.overlapping();
-  if (!has_clusters) launch.config.numAttrs = 0;  // neither is there overlap
-  cudaLaunchKernelEx(&launch.config, finish, arguments..., parts);
+  launch_stages(take, finish, parts, rows, workspace, stream, arguments...);
 }
 
 }  // namespace sms_plugin

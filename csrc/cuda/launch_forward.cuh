@@ -12,6 +12,31 @@ namespace sms_plugin {
 // Vectors of a part that a thread holds.
 constexpr int kForwardPartVectors = 8;
 
+// Rows that are cut into parts. Functors that hold z are rare there: two stages do, and one way to
+// reach whole vectors. The order of summation is the same for all.
+template <Access kAccess, typename Load>
+void launch_forward_parts(const Load& load, const ForwardArguments& arguments, const Parts& parts,
+                          cudaStream_t stream) {
+  using T = typename Load::Scalar;
+  constexpr int kVectors = kForwardPartVectors;
+  const DeviceRowLayout layout(arguments.layout);
+  auto* probs = static_cast<T*>(arguments.probs);
+  if constexpr (kIsPacked<Load::kTable>) {
+    launch_parts(softmax_forward_parts<Load, kVectors, kAccess, Stage::kCluster>,
+                 softmax_forward_parts<Load, kVectors, kAccess, Stage::kTake>,
+                 softmax_forward_parts<Load, kVectors, kAccess, Stage::kFinish>, parts, layout.rows,
+                 arguments.workspace, stream, load, probs, layout, arguments.causal);
+  } else {
+    using Eighths = InEighths<Load>;
+    constexpr Access kReached = kAccess == Access::kWhole ? Access::kShifted : kAccess;
+    launch_stages(softmax_forward_parts<Eighths, kVectors, kReached, Stage::kTake>,
+                  softmax_forward_parts<Eighths, kVectors, kReached, Stage::kFinish>, parts,
+                  layout.rows, arguments.workspace, stream, Eighths(load), probs, layout,
+                  arguments.causal);
+  }
+  check_launch("softmax_forward_parts");
+}
+
 template <Access kAccess, typename Load>
 void launch_forward_as(const Load& load, const ForwardArguments& arguments, cudaStream_t stream) {
   using T = typename Load::Scalar;
@@ -20,15 +45,10 @@ void launch_forward_as(const Load& load, const ForwardArguments& arguments, cuda
   const CausalLimit causal = arguments.causal;
   auto* probs = static_cast<T*>(arguments.probs);
   const int64_t vectors = vectors_of<T>(layout.cols);
-  if constexpr (Load::kTable == Table::kPacked || Load::kTable == Table::kMasked) {
-    if (vectors > kMaxWhole<Load::kTable> && layout.cols <= kMaxPartedCols) {
-      constexpr int kVectors = kForwardPartVectors;
-      launch_parts(softmax_forward_parts<Load, kVectors, kAccess, Stage::kCluster>,
-                   softmax_forward_parts<Load, kVectors, kAccess, Stage::kTake>,
-                   softmax_forward_parts<Load, kVectors, kAccess, Stage::kFinish>,
-                   cut_rows(vectors, kPartThreads * kVectors), layout.rows, arguments.workspace,
-                   stream, load, probs, layout, causal);
-      return check_launch("softmax_forward_parts");
+  if constexpr (sizeof(T) < 8 && Load::kTable != Table::kSpread) {
+    constexpr int64_t kMost = kPartThreads * kForwardPartVectors;
+    if (vectors > kMost && layout.cols <= kMaxPartedCols) {
+      return launch_forward_parts<kAccess>(load, arguments, cut_rows(vectors, kMost), stream);
     }
   }
   with_mapping_of<Load::kTable, kAccess>(vectors, causal.is_causal, [&](auto mapping) {

@@ -64,25 +64,23 @@ enum class Table {
   kPair,    // two operands of 16 bytes
   kWide,    // a float32 for each value, and a term on its way
   kSpread,  // a float32 for each value that is loaded alone
-  kRare,    // the same, where few kernels have to do
+  kRare,    // a float32 for each value, where few kernels have to do
   kDouble,  // float64
 };
 
-// Longer rows are cut into parts of at most so many vectors; or streamed, where there is no limit.
 template <Table kTable>
-constexpr int64_t kMaxWhole = kTable == Table::kPacked || kTable == Table::kMasked ? 4096
-                              : kTable == Table::kPair                             ? 2048
-                                                                                   : INT64_MAX;
+constexpr bool kIsPacked = kTable == Table::kPacked || kTable == Table::kMasked;
 
 // Calls `launch` with the mapping of a row of `vectors` whole vectors. Measured on an H200
 // (scripts/results/NOTES.md): two loads a lane for short rows; from 1 KB on four, the row as narrow
 // as it can be, so that several rows overlap their barriers. Half of a causal row isn't loaded: it
 // takes twice the vectors for as much to be in flight. Rows that a block can't hold are
 // cut into parts (parts.cuh), or streamed. The order of summation is the same
-// under every mapping (tree_sum): the table can be tuned without changing a bit of any result.
+// under every mapping of whole vectors (tree_sum): the table can be tuned without changing a bit of
+// any result.
 template <Table kTable, typename Launch>
 void with_mapping(int64_t vectors, bool is_causal, Launch&& launch) {
-  if constexpr (kTable == Table::kPacked || kTable == Table::kMasked) {
+  if constexpr (kIsPacked<kTable>) {
     if (vectors <= 2) return launch(Mapping<2, 1>{});
     if (vectors <= 8) return launch(Mapping<4, 2>{});
     if (is_causal) {
@@ -190,7 +188,7 @@ void with_shifted_mapping(int64_t vectors, Launch&& launch) {
 // they have, and so the order of summation: all tables have the same.
 template <Table kTable, typename Launch>
 void with_spread_mapping(int64_t vectors, Launch&& launch) {
-  if constexpr (kTable == Table::kPacked || kTable == Table::kMasked) {
+  if constexpr (kIsPacked<kTable>) {
     if (vectors <= 4096) return launch(Mapping<512, 8, 512>{});  // shorter ones: SpreadForm
   } else if constexpr (kIsRare<kTable>) {
     if (vectors <= 4) return launch(Mapping<4, 1, 320>{});

@@ -87,8 +87,9 @@ __device__ __forceinline__ float max_over_parts(
 
 // A block owns a part of up to kPartThreads * kVectors vectors in registers. Reads the
 // visible scores (and the mask) once, writes all of probs once; in two stages it reads them twice,
-// the second time from the L2 if they fit. Safe: a part belongs to its block alone, and statistics
-// are complete before anybody uses them.
+// the second time from the L2 if they fit. Functors that don't keep scores packed hold nothing:
+// they read once more, for the maximum. Safe: a part belongs to its block alone, and statistics are
+// complete before anybody uses them.
 template <typename Load, int kVectors, Access kAccess, Stage kStage>
 __global__ void __launch_bounds__(kPartThreads, part_blocks(kAccess == Access::kWhole &&
                                                             Load::kTable == Table::kPacked))
@@ -115,24 +116,34 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kAccess == Access::k
   const int cols = static_cast<int>(layout.cols) - place.start;
   const int stripe = place.stripe;
 
-  typename Load::Held held[kVectors];
-  load_row<Columns>(load, in, stripe, visible, visible, end, held);
+  constexpr bool kIsHeld = kIsPacked<Load::kTable>;
+  typename Load::Held held[kIsHeld ? kVectors : 1];
+  if constexpr (kIsHeld) load_row<Columns>(load, in, stripe, visible, visible, end, held);
 
   float2 own{};
   if constexpr (kStage != Stage::kFinish) {
     float maximum = negative_infinity(0.0f);
+    if constexpr (kIsHeld) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) maximum = larger(maximum, load.largest(held[v]));
+      for (int v = 0; v < kVectors; ++v) maximum = larger(maximum, load.largest(held[v]));
+    } else {
+#pragma unroll 2
+      for (int first = 0; first < end; first += stripe) {
+        maximum = larger(maximum, load.largest(load_vector<Columns>(load, in, first, end)));
+      }
+    }
     own.x = Reduction::max(maximum, shared[0]);
     RowExponential<Load> exponential(load, own.x);
     exponential.shift = row_shift(load.odd_z(own.x));
-    float sums[kVectors];
+    float sums[kVectors] = {};
+    if constexpr (kIsHeld) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      Load::between_passes(held[v]);
-      sums[v] = take_sum(load, held[v], exponential);
+      for (int v = 0; v < kVectors; ++v) {
+        Load::between_passes(held[v]);
+        sums[v] = vector_sum(load, held[v], exponential);
+      }
     }
-    if (!exponential.is_regular) {
+    if (!kIsHeld || !exponential.is_regular) {
       // Rare: read the part again, so that nothing is kept for this above.
 #pragma unroll 1
       for (int v = 0; v < kVectors; ++v) {
@@ -159,37 +170,43 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kAccess == Access::k
     wait_for_kernel_before();  // its loads are on their way by then
   }
 
-  // A part that keeps nothing has no exponentials. Those of two regular maxima differ by a power of
-  // 2 that is known without rounding either.
   const float maximum =
       max_over_parts(parts.count, shared[1], [&](int p) { return statistics[p].x; });
   RowExponential<Load> exponential(load, maximum);
   exponential.shift = row_shift(load.odd_z(maximum));
+  // The sum of a part is measured from its own maximum. Those of two regular maxima differ by a
+  // power of 2 that is known without rounding; others by an exponential, and by what `offset` was
+  // rounded by where one is regular. A part that keeps nothing but NaN has no maximum, and a sum.
   const float sum = sum_over_parts(parts.count, shared[1], [&](int p) {
     const float2 part = statistics[p];
-    if (part.x == negative_infinity(0.0f)) return 0.0f;
+    if (part.x == negative_infinity(0.0f)) return part.y;
     const RowExponential<Load> partial(load, part.x);
-    const bool are_regular = partial.is_regular && exponential.is_regular;
-    return part.y * (are_regular ? exp2_flushed(exponential.offset - partial.offset)
-                                 : exp_of_eighth<0>(load.odd_z(part.x) - exponential.shift));
+    if (partial.is_regular && exponential.is_regular) {
+      return part.y * exp2_flushed(exponential.offset - partial.offset);
+    }
+    const float rounding = exponential.rounding(maximum) - partial.rounding(part.x);
+    return part.y * exp2_flushed(rounding) *
+           exp_of_eighth<0>(load.odd_z(part.x) - exponential.shift);
   });
   const float factor = row_factor(sum);
 
   const Writer out(probs + offsets.row * layout.cols + place.start, cols, staging);
-  const bool is_odd = !exponential.is_regular || factor != factor;
-  // Lanes of a segment store together.
+  // All lanes of a warp store together.
   const int stored = Columns::kIsSpread ? cols + static_cast<int>(threadIdx.x % kWarpSize) : cols;
+  if constexpr (kIsHeld) {
+    const bool is_odd = !exponential.is_regular || factor != factor;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    Load::between_passes(held[v]);
-    const int first = v * stripe;
-    if (first < stored && !is_odd) {
-      float p[N];
-      vector_probs(load, held[v], exponential, factor, p);
-      out.store(first, p);
+    for (int v = 0; v < kVectors; ++v) {
+      Load::between_passes(held[v]);
+      const int first = v * stripe;
+      if (first < stored && !is_odd) {
+        float p[N];
+        vector_probs(load, held[v], exponential, factor, p);
+        out.store(first, p);
+      }
     }
+    if (!is_odd) return;
   }
-  if (!is_odd) return;
 #pragma unroll 1
   for (int first = 0; first < stored; first += stripe) {
     float p[N] = {};
@@ -268,7 +285,7 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kAccess == Access::k
 
   const int64_t at = offsets.row * layout.cols + place.start;
   const Writer grad_scores(out.grad_scores + at, cols, staging);
-  // Lanes of a segment store together.
+  // All lanes of a warp store together.
   const int stored = Columns::kIsSpread ? cols + static_cast<int>(threadIdx.x % kWarpSize) : cols;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {

@@ -10,7 +10,7 @@ namespace sms_plugin {
 // The kVectors vectors of a thread, `stripe` columns apart; columns from `end` on are removed, and
 // `visible` is where that is in the row. No branch stands between the loads and their use: the
 // compiler sends all of a batch before it waits for the first. `seen` is where the visible columns
-// end from the first of the warp's segment on.
+// end from the first of the warp's segment on, or more.
 template <typename Columns, int kVectors, typename Load>
 __device__ __forceinline__ void load_row(const Load& load,
                                          const typename Load::template Row<Columns>& row,
@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_row(const Load& load,
         held[base + v] = load.template finish<Columns>(row, raw[v], (base + v) * stripe, end);
       }
     }
-  } else if constexpr (!Columns::kIsWhole && !Columns::kIsSpread) {
+  } else if constexpr (Columns::kIsShifted) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int first = v * stripe;
@@ -49,7 +49,8 @@ __device__ __forceinline__ void load_row(const Load& load,
       held[v] = load.template finish<Columns>(row, raw, first, end);
     }
   }
-  if (!Columns::kIsSpread && visible % Load::N != 0) {
+  if constexpr (!Columns::kIsSpread) {
+    if (visible % Load::N == 0) return;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int left = end - v * stripe;
@@ -66,12 +67,12 @@ __device__ __forceinline__ typename Load::Held load_vector(
   auto raw = load.template nothing<Columns>();
   if (row.is_inner()) {
     load.template fetch<Columns>(row, first, end, raw);
-  } else if constexpr (!Columns::kIsWhole && !Columns::kIsSpread) {
+  } else if constexpr (Columns::kIsShifted) {
     raw = load.gather(row, first, end);
   }
   auto held = load.template finish<Columns>(row, raw, first, end, unit...);
-  if (!Columns::kIsSpread && end - first < Load::N) {
-    load.cut(held, static_cast<int>(end - first));
+  if constexpr (!Columns::kIsSpread) {
+    if (end - first < Load::N) load.cut(held, static_cast<int>(end - first));
   }
   return held;
 }

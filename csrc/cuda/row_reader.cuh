@@ -1,5 +1,5 @@
-// Reads rows of whole vectors, wherever they start, in 16-byte loads. spread_reader.cuh has all
-// others.
+// Reads rows in 16-byte loads of neighbouring columns, wherever they start and end.
+// spread_reader.cuh has the other way.
 //
 // Which columns a vector holds never depends on where a row starts: only the loads do. A shifted
 // vector comes from the two aligned granules that it touches, as far as they lie within the

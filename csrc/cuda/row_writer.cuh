@@ -46,7 +46,7 @@ class RowWriter {
 
 // Rows of any other length. What the lanes of a segment hold of a stripe goes through shared
 // memory, laid out as in the row from the boundary before it on. Whole granules of it are stored at
-// once, the two at the ends value by value, a lane each. The segment's lanes store together.
+// once, the two at the ends value by value, a lane each. All lanes of a warp have to call `store`.
 template <typename T, int kLanes, int kStep, typename Index>
 class RowWriter<T, kLanes, ColumnsOf<Access::kSpread, kStep>, Index> {
  public:

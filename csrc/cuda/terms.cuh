@@ -13,32 +13,6 @@ struct Term {
   TermKind kind = TermKind::kNone;
 };
 
-// z of a vector of columns, in its unit: what functors with a term keep, and how they give it.
-template <typename T>
-struct HeldZ {
-  using Scalar = T;
-  using Acc = Accumulator<T>;
-  static constexpr int N = kVectorSize<T>;
-  static constexpr Table kTable = sizeof(T) == 8 ? Table::kDouble : Table::kWide;
-  static constexpr int kOperands = 3;  // of the layout
-  static constexpr bool kMayOverflow = true;
-  static constexpr bool kHoldsWeights = sizeof(T) < 8;  // float64 has no regular rows
-  using Held = HeldValues<Acc, N>;
-
-  static __device__ __forceinline__ void cut(Held& held, int left) { held.cut(left); }
-
-  __device__ __forceinline__ Acc value(const Held& held, int k) const { return held.z[k]; }
-
-  __device__ __forceinline__ Acc largest(const Held& held) const { return held.largest(); }
-
-  __device__ __forceinline__ Acc z(Acc value) const { return value; }
-  __device__ __forceinline__ Acc odd_z(Acc value) const { return value; }
-  __device__ __forceinline__ float log2_factor() const { return static_cast<float>(kLog2E); }
-  __device__ __forceinline__ float regular_limit() const { return kRegularZ<T>; }
-
-  static __device__ __forceinline__ void between_passes(Held&) {}
-};
-
 struct Nothing {};
 
 // One additive term of dtype U whose columns lie one after the other, with or without a bool mask
@@ -143,34 +117,34 @@ struct BiasedScores : HeldZ<T> {
           if (raw.mask.values[k]) held.z[k] = negative_infinity(Acc{});
         }
       }
-      return held;
-    }
-    Vector<T> x = row.scores.take(raw.scores);
-    Vector<U> terms[kTermLoads];
+    } else {
+      Vector<T> x = row.scores.take(raw.scores);
+      Vector<U> terms[kTermLoads];
 #pragma unroll
-    for (int c = 0; c < kTermLoads; ++c) terms[c] = row.term.take(raw.term[c]);
-    if constexpr (kHasMask) {
-      uint32_t flags[FlagReader<N, Columns>::kWords];
-      row.mask.take(raw.mask, first, flags);
-      replace_flagged(x, flags, removed_vector<T>());
+      for (int c = 0; c < kTermLoads; ++c) terms[c] = row.term.take(raw.term[c]);
+      if constexpr (kHasMask) {
+        uint32_t flags[FlagReader<N, Columns>::kWords];
+        row.mask.take(raw.mask, first, flags);
+        replace_flagged(x, flags, removed_vector<T>());
 #pragma unroll
-      for (int c = 0; c < kTermLoads; ++c) {
-        uint32_t own[FlagReader<N, Columns>::kWords];
+        for (int c = 0; c < kTermLoads; ++c) {
+          uint32_t own[FlagReader<N, Columns>::kWords];
 #pragma unroll
-        for (int w = 0; w < FlagReader<N, Columns>::kWords; ++w) own[w] = 0;
-        if constexpr (kTermLoads == 1) {
+          for (int w = 0; w < FlagReader<N, Columns>::kWords; ++w) own[w] = 0;
+          if constexpr (kTermLoads == 1) {
 #pragma unroll
-          for (int w = 0; w < FlagReader<N, Columns>::kWords; ++w) own[w] = flags[w];
-        } else {
-          own[0] = flags[c];  // four flags a load of float32
+            for (int w = 0; w < FlagReader<N, Columns>::kWords; ++w) own[w] = flags[w];
+          } else {
+            own[0] = flags[c];  // four flags a load of float32
+          }
+          replace_flagged(terms[c], own, zero_vector<U>());
         }
-        replace_flagged(terms[c], own, zero_vector<U>());
       }
-    }
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const Acc added = value_of<Acc>(terms[k / kPerLoad], k % kPerLoad);
-      held.z[k] = fma(value_of<Acc>(x, k), scale * unit, added * unit);
+      for (int k = 0; k < N; ++k) {
+        const Acc added = value_of<Acc>(terms[k / kPerLoad], k % kPerLoad);
+        held.z[k] = fma(value_of<Acc>(x, k), scale * unit, added * unit);
+      }
     }
     return held;
   }
