@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import sms_plugin
 from train.adapter import SoftmaxCore
-from train.config import ModelConfig, Positions
-from train.model import GPT, AttentionCore
+from train.config import ModelConfig, ModelKind, Positions
+from train.models import AttentionCore, Transformer
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, HEADS, WIDTH, LENGTH = 2, 2, 16, 12
@@ -78,10 +78,10 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def make_gpt(dropout: float = 0.0) -> GPT:
+def make_gpt(dropout: float = 0.0) -> Transformer:
     torch.manual_seed(0)
-    config = ModelConfig(LAYERS, HEADS, WIDTH, Positions.rotary, dropout, 1e-3)
-    model = GPT(config, vocab_size=11, max_len=LENGTH)
+    config = ModelConfig(ModelKind.decoder, LAYERS, HEADS, WIDTH, Positions.rotary, dropout, 1e-3)
+    model = Transformer(config, vocab_size=11, max_len=LENGTH)
     for weight in model.parameters():  # far from zero, so that attention matters to the output
         nn.init.normal_(weight, std=0.3)
     return model

@@ -17,6 +17,7 @@ SMALL = [
     "model.n_head=2",
     "model.n_embd=32",
     "data.seq_len=24",
+    "data.min_len=6",
     "data.batch_size=4",
     "data.val_batches=2",
 ]

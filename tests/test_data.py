@@ -17,6 +17,7 @@ import torch
 from train.config import DataConfig, Source, TokenKind
 from train.data import (
     Corpus,
+    MaskedBatches,
     RandomTokens,
     TokenData,
     TokenFile,
@@ -35,6 +36,7 @@ def data_config(**changes: Any) -> DataConfig:
         "tokenizer": TokenKind.bytes,
         "vocab_size": 256,
         "seq_len": 16,
+        "min_len": 4,
         "batch_size": 3,
         "val_batches": 2,
         "val_fraction": 0.1,
@@ -265,3 +267,30 @@ def test_key_is_of_files_and_settings(folder: Path) -> None:
     assert pack_key(text_config(folder, val_fraction=0.2), *find_files(config)) != key
     os.utime(folder / "01.txt", (1, 1))
     assert pack_key(config, *find_files(config)) != key
+
+
+def test_masked_batches() -> None:
+    config = data_config(seq_len=64, min_len=20, batch_size=64)
+    windows = TrainBatches(RandomTokens(50, seed=1), config, seed=1, batches=4)
+    batches = MaskedBatches(windows, config, vocab_size=50, seed=1)
+    assert len(batches) == 4
+    batch, text = batches[2], windows[2][:, :64]
+    tokens, padding, targets = batch["tokens"], batch["padding"], batch["targets"]
+    lengths = (~padding).sum(1)
+    assert 20 <= lengths.min() < 30 and 55 < lengths.max() <= 64
+    assert not (padding[:, :-1] & ~padding[:, 1:]).any()  # the end, and nothing but the end
+    predicted = targets != -100
+    assert torch.equal(targets[predicted], text[predicted])
+    assert predicted.any(1).all() and not (predicted & padding).any()
+    share = predicted.sum() / (~padding).sum()
+    assert 0.12 < share < 0.18
+    untouched = ~predicted & ~padding
+    assert torch.equal(tokens[untouched], text[untouched])
+    assert 0.7 < (tokens[predicted] == 50).float().mean() < 0.9
+    assert not (tokens[~predicted] == 50).any()
+    for name, value in MaskedBatches(windows, config, vocab_size=50, seed=1)[2].items():
+        assert torch.equal(value, batch[name])
+    other = MaskedBatches(windows, config, vocab_size=50, seed=2)[2]
+    assert not torch.equal(other["padding"], padding)
+    with pytest.raises(ValueError, match=r"between 1 and .*=64, got 65"):
+        MaskedBatches(windows, data_config(seq_len=64, min_len=65), vocab_size=50, seed=1)

@@ -19,7 +19,7 @@ import sms_plugin
 import train.adapter  # noqa: F401  registers the core
 from sms_plugin.callbacks import ForwardBackwardTimer, FusedSoftmaxCallback
 from sms_plugin.patch import PatchError
-from train.model import AttentionCore
+from train.models import AttentionCore
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import sms_plugin
 from sms_plugin.patch import SOFTMAX_NAMES, register_adapter
 from train.adapter import SDPACore, SoftmaxCore
-from train.model import AttentionCore
+from train.models import AttentionCore
 
 
 @pytest.mark.parametrize(

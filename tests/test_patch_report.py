@@ -22,7 +22,7 @@ import sms_plugin
 from sms_plugin.patch import PatchError, register_adapter
 from sms_plugin.patch.registry import adapter_of
 from train.adapter import SoftmaxCore
-from train.model import AttentionCore
+from train.models import AttentionCore
 
 
 def test_modules_restricts_and_the_rest_is_reported() -> None:

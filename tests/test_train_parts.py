@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from small_runs import small_config
 
-from train.config import ModelConfig, Positions
+from train.config import ModelConfig, ModelKind, Positions
 from train.metrics import MetricsRow
-from train.model import GPT
+from train.models import RelativePositionBias, Transformer
 from train.module import LanguageModel
 from train.plots import plot_losses
 
@@ -22,7 +22,9 @@ VOCAB_SIZE = 256
 @pytest.mark.parametrize("positions", list(Positions))
 def test_model_is_causal_and_knows_positions(positions: Positions) -> None:
     torch.manual_seed(0)
-    model = GPT(ModelConfig(2, 2, 16, positions, 0.0, 1e-3), vocab_size=11, max_len=8).eval()
+    model = Transformer(
+        ModelConfig(ModelKind.decoder, 2, 2, 16, positions, 0.0, 1e-3), vocab_size=11, max_len=8
+    ).eval()
     tokens = torch.randint(11, (2, 8))
     changed = tokens.clone()
     changed[:, 5] = (changed[:, 5] + 1) % 11
@@ -34,14 +36,53 @@ def test_model_is_causal_and_knows_positions(positions: Positions) -> None:
     assert model(tokens).shape == (2, 8, 11)
 
 
+def decoder(n_head: int, n_embd: int, positions: Positions) -> ModelConfig:
+    return ModelConfig(ModelKind.decoder, 1, n_head, n_embd, positions, 0.0, 1e-3)
+
+
 def test_model_names_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"multiple of model\.n_head, got n_embd=10"):
-        GPT(ModelConfig(1, 4, 10, Positions.learned, 0.0, 1e-3), 11, 8)
+        Transformer(decoder(4, 10, Positions.learned), 11, 8)
     with pytest.raises(ValueError, match="rotary needs an even"):
-        GPT(ModelConfig(1, 2, 6, Positions.rotary, 0.0, 1e-3), 11, 8)
-    model = GPT(ModelConfig(1, 2, 8, Positions.learned, 0.0, 1e-3), 11, 8)
+        Transformer(ModelConfig(ModelKind.decoder, 1, 2, 6, Positions.rotary, 0.0, 1e-3), 11, 8)
+    model = Transformer(
+        ModelConfig(ModelKind.decoder, 1, 2, 8, Positions.learned, 0.0, 1e-3), 11, 8
+    )
     with pytest.raises(ValueError, match="max_len=8 positions, got 9"):
         model(torch.zeros(1, 9, dtype=torch.long))
+
+
+@pytest.mark.parametrize("positions", list(Positions))
+def test_an_encoder_sees_both_ways_and_no_padding(positions: Positions) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(ModelKind.encoder, 2, 2, 16, positions, 0.0, 1e-3)
+    model = Transformer(config, vocab_size=11, max_len=8).eval()
+    tokens = torch.randint(11, (2, 8))
+    padding = torch.arange(8) >= torch.tensor([[8], [5]])
+    right = model(tokens, padding)
+    later = tokens.clone()
+    later[:, 4] = (later[:, 4] + 1) % 11
+    assert not torch.allclose(model(later, padding)[:, 0], right[:, 0], atol=1e-7)
+    behind = tokens.clone()
+    behind[1, 5:] = (behind[1, 5:] + 1) % 11  # what isn't there
+    assert torch.equal(model(behind, padding)[1, :5], right[1, :5])
+    assert torch.equal(model(behind, padding)[0], right[0])
+    torch.testing.assert_close(model(tokens[1:, :5])[0], right[1, :5])
+
+
+def test_buckets_of_relative_positions() -> None:
+    bias = RelativePositionBias(2)
+    distances = torch.tensor([0, -1, -7, -8, -15, -16, -127, -128, -9999, 1, 7, 8, 128])
+    right = [0, 1, 7, 8, 9, 10, 15, 15, 15, 17, 23, 24, 31]
+    assert bias.buckets(distances).tolist() == right
+    one_way = RelativePositionBias(2, is_bidirectional=False)
+    assert one_way.buckets(torch.tensor([5, 0, -1, -15, -16, -9999])).tolist() == [
+        *(0, 0, 1, 15, 16, 31),
+    ]
+    table = bias(40)
+    assert table.shape == (2, 40, 40)
+    assert torch.equal(table[:, 3, 1], table[:, 30, 28]) and table.requires_grad
+    assert torch.equal(table[1, 5, 5], bias.table.weight[0, 1])
 
 
 def test_first_loss_is_that_of_a_uniform_guess(tmp_path: Path) -> None:

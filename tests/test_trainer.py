@@ -54,6 +54,22 @@ def test_every_softmax_starts_equal(runs: dict[str, Path], softmax: str) -> None
     assert native[0] - native[-1] > 0.1  # it learns, so equal losses say something
 
 
+@pytest.mark.parametrize("model", ["encoder_small", "t5_encoder_small"])
+def test_encoders_learn_and_start_equal(tmp_path: Path, model: str) -> None:
+    """Real padding masks, and a learned bias whose gradient runs through the operator."""
+    losses = {}
+    for softmax in ("native", "fused", "sdpa"):
+        folder = tmp_path / softmax
+        overrides = [f"model={model}", f"softmax={softmax}", "trainer.max_steps=12"]
+        run.train(small_config(folder, *overrides))
+        losses[softmax] = train_losses(folder)
+    native = losses.pop("native")
+    assert native[0] - native[-1] > 0.05
+    for ours in losses.values():
+        assert abs(ours[0] - native[0]) <= 1e-6
+        assert max(abs(a - b) for a, b in zip(ours, native, strict=True)) <= 1e-4
+
+
 @needs_compiler
 def test_compiled_is_used(tmp_path: Path, runs: dict[str, Path]) -> None:
     overrides = ["softmax=compiled", "trainer.max_steps=2"]

@@ -1,4 +1,4 @@
-"""How train/model.py's attention core is patched, registered as a user would for their own."""
+"""How train/models's attention core is patched, registered as a user would for their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import sms_plugin
-from train.model import AttentionCore
+from train.models import AttentionCore
 
 
 class SoftmaxCore(AttentionCore):
@@ -22,9 +22,10 @@ class SoftmaxCore(AttentionCore):
         v: Tensor,  # (B, H, Tk, D)
         mask: Tensor | None = None,
         is_causal: bool = False,
+        bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         scores = q @ k.transpose(-2, -1)  # (B, H, Tq, Tk)
-        probs = self.scaled_mask_softmax(scores, mask, self.scale, is_causal)
+        probs = self.scaled_mask_softmax(scores, mask, self.scale, is_causal, bias=bias)
         probs = F.dropout(probs, self.dropout, self.training)
         return probs @ v, probs  # (B, H, Tq, D), (B, H, Tq, Tk)
 
@@ -39,9 +40,10 @@ class SDPACore(AttentionCore):
         v: Tensor,  # (B, H, Tk, D)
         mask: Tensor | None = None,
         is_causal: bool = False,
+        bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         t_q, t_k = q.size(-2), k.size(-2)
-        if is_causal and (mask is not None or t_q != t_k):
+        if is_causal and (mask is not None or bias is not None or t_q != t_k):
             # SDPA aligns is_causal to the top left, and not every version takes a mask with it.
             above = self.causal_mask[t_k - t_q : t_k, :t_k]  # (Tq, Tk), True = masked
             if mask is None:
@@ -51,7 +53,15 @@ class SDPACore(AttentionCore):
             else:
                 mask = mask.masked_fill(above, float("-inf"))
             is_causal = False
-        if mask is not None and mask.dtype == torch.bool:
+        if bias is not None:  # SDPA has one term for both
+            if mask is None:
+                mask = bias
+            elif mask.dtype == torch.bool:
+                mask = torch.where(mask, float("-inf"), bias)
+            else:
+                mask = bias + mask
+            mask = mask.to(q.dtype)
+        elif mask is not None and mask.dtype == torch.bool:
             mask = ~mask  # SDPA's True means: take part
         dropout = self.dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(

@@ -21,10 +21,17 @@ class _Choice(enum.Enum):
 class Softmax(_Choice):
     """Which softmax the attention of the model runs."""
 
-    native = "native"  # the chain of train/model.py as it stands
+    native = "native"  # the chain of train/models/attention.py as it stands
     fused = "fused"  # sms_plugin.scaled_mask_softmax
     compiled = "compiled"  # torch.compile of the chain
     sdpa = "sdpa"  # the whole attention core by F.scaled_dot_product_attention
+
+
+class ModelKind(_Choice):
+    """What the model sees and predicts."""
+
+    decoder = "decoder"  # the next token from those before it
+    encoder = "encoder"  # masked tokens from both sides, in texts of different lengths
 
 
 class Positions(_Choice):
@@ -32,6 +39,7 @@ class Positions(_Choice):
 
     learned = "learned"
     rotary = "rotary"
+    relative = "relative"  # T5's bias, shared by all layers
 
 
 class Source(_Choice):
@@ -56,6 +64,7 @@ class SoftmaxConfig:
 
 @dataclass
 class ModelConfig:
+    kind: ModelKind = MISSING
     n_layer: int = MISSING
     n_head: int = MISSING
     n_embd: int = MISSING
@@ -71,6 +80,7 @@ class DataConfig:
     tokenizer: TokenKind = MISSING
     vocab_size: int = MISSING  # 256 for bytes
     seq_len: int = MISSING  # tokens that a training example predicts
+    min_len: int = MISSING  # of an encoder's examples: lengths are drawn evenly up to seq_len
     batch_size: int = MISSING  # examples a step, on each device
     val_batches: int = MISSING  # evenly spaced batches of the validation part
     val_fraction: float = MISSING  # of the files, by the hash of their names; of each, if few

@@ -1,4 +1,4 @@
-"""Next-token training as a LightningModule."""
+"""Training on next or masked tokens as a LightningModule."""
 
 from __future__ import annotations
 
@@ -13,44 +13,55 @@ import torch.nn.functional as F
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
-from train.config import Config
-from train.model import GPT
+from train.config import Config, ModelKind
+from train.data.masking import IGNORED, MaskedBatch
+from train.models import Transformer
 
 
 class LanguageModel(pl.LightningModule):
-    """A GPT, its cross entropy, AdamW and a schedule of warm-up and cosine.
+    """A Transformer, its cross entropy, AdamW and a schedule of warm-up and cosine.
 
     Letters: B batch, T positions, V vocabulary.
 
     Args:
         config: the whole configuration; a plain copy of it goes into checkpoints.
-        vocab_size: V.
+        vocab_size: of the text. An encoder has one token more, which hides others.
     """
 
     def __init__(self, config: Config, vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        self.model = GPT(config.model, vocab_size, max_len=config.data.seq_len)
+        self.model = Transformer(
+            config.model,
+            vocab_size + (config.model.kind is ModelKind.encoder),
+            max_len=config.data.seq_len,
+        )
         # Plain values, for a checkpoint must load with weights_only=True.
         self.save_hyperparameters({"config": _plain(asdict(config)), "vocab_size": vocab_size})
 
-    def forward(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, V)
-        return self.model(tokens)
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        return self.model(tokens, padding)  # (B, T) -> (B, T, V)
 
-    def loss(self, batch: Tensor) -> Tensor:
-        """Mean nats a token.
+    def loss(self, batch: Tensor | MaskedBatch) -> Tensor:
+        """Mean nats a predicted token.
 
         Args:
-            batch: (B, T + 1) int64; each position is predicted from those before it.
+            batch: (B, T + 1) int64, each position is predicted from those before it; or texts with
+                hidden tokens.
         """
-        logits = self(batch[:, :-1])  # (B, T, V)
-        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        if isinstance(batch, Tensor):
+            logits, targets = self(batch[:, :-1]), batch[:, 1:]
+        else:
+            logits, targets = self(batch["tokens"], batch["padding"]), batch["targets"]
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Tensor | MaskedBatch, batch_idx: int) -> Tensor:
         return self.loss(batch)
 
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        self.log("val_loss", self.loss(batch), batch_size=len(batch), sync_dist=True)
+    def validation_step(self, batch: Tensor | MaskedBatch, batch_idx: int) -> None:
+        self.log(
+            "val_loss", self.loss(batch), batch_size=self.config.data.batch_size, sync_dist=True
+        )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         settings, peak = self.config.optimizer, self.config.model.learning_rate

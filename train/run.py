@@ -1,4 +1,4 @@
-"""Train a small GPT: `python train/run.py softmax=fused`; settings are in conf/."""
+"""Train a small Transformer: `python train/run.py softmax=fused`; settings are in conf/."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sms_plugin.callbacks import ForwardBackwardTimer
 from sms_plugin.callbacks.whole_file import whole_file
 from sms_plugin.patch import PatchReport
 from train import adapter  # noqa: F401  teaches patch_attention the model's core
-from train.config import CONF_DIR, Config, Softmax, register_schema, to_config
+from train.config import CONF_DIR, Config, ModelKind, Softmax, register_schema, to_config
 from train.data import Corpus, TokenData, load_corpus
 from train.metrics import LossBar, MetricsRecorder
 from train.module import LanguageModel
@@ -74,6 +74,7 @@ def train(cfg: Config) -> dict[str, Any]:
         cfg.data,
         seed=cfg.seed,
         train_batches=cfg.trainer.max_steps * micro_batches,
+        is_masked=cfg.model.kind is ModelKind.encoder,
     )
     print_start(cfg, module, corpus, trainer)
     trainer.fit(module, data)
@@ -112,7 +113,7 @@ def train(cfg: Config) -> dict[str, Any]:
 def choose_softmax(module: LanguageModel, softmax: Softmax) -> PatchReport | None:
     """Patch the model to the softmax asked for; `native` is the model as it is written."""
     if softmax is Softmax.native:
-        print("softmax=native: the chain of train/model.py as it is written, nothing patched")
+        print("softmax=native: the chain of train/models as it is written, nothing patched")
         return None
     if softmax is Softmax.fused:
         # Now, so that a library that can't be had ends the run here, and no step waits for it.

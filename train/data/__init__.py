@@ -2,10 +2,13 @@
 
 from train.data.batches import TokenData, TrainBatches, ValBatches
 from train.data.corpus import Corpus, load_corpus
+from train.data.masking import MaskedBatch, MaskedBatches
 from train.data.tokens import RandomTokens, TokenFile
 
 __all__ = [
     "Corpus",
+    "MaskedBatch",
+    "MaskedBatches",
     "RandomTokens",
     "TokenData",
     "TokenFile",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from train.config import DataConfig
 from train.data.corpus import Corpus
+from train.data.masking import MaskedBatches
 from train.data.tokens import TokenSource
 
 
@@ -77,16 +79,28 @@ class TokenData(pl.LightningDataModule):
         config: sizes of an example, a batch and the validation.
         seed: with the index of a batch, decides its windows.
         train_batches: how many batches the training may draw.
+        is_masked: whether batches are for an encoder (MaskedBatches).
     """
 
     def __init__(
-        self, corpus: Corpus, config: DataConfig, *, seed: int, train_batches: int
+        self,
+        corpus: Corpus,
+        config: DataConfig,
+        *,
+        seed: int,
+        train_batches: int,
+        is_masked: bool = False,
     ) -> None:
         super().__init__()
         self.corpus, self.config = corpus, config
-        self.seed, self.train_batches = seed, train_batches
+        self.seed, self.train_batches, self.is_masked = seed, train_batches, is_masked
 
-    def _loader(self, batches: Dataset[Tensor]) -> DataLoader[Tensor]:
+    def _loader(self, windows: Dataset[Tensor], seed: int) -> DataLoader[Any]:
+        batches: Dataset[Any] = windows
+        if self.is_masked:
+            batches = MaskedBatches(
+                windows, self.config, vocab_size=self.corpus.vocab_size, seed=seed
+            )
         return DataLoader(
             batches,
             batch_size=None,  # an item is a batch already
@@ -95,10 +109,11 @@ class TokenData(pl.LightningDataModule):
             pin_memory=torch.cuda.is_available(),
         )
 
-    def train_dataloader(self) -> DataLoader[Tensor]:
-        return self._loader(
-            TrainBatches(self.corpus.train, self.config, seed=self.seed, batches=self.train_batches)
+    def train_dataloader(self) -> DataLoader[Any]:
+        windows = TrainBatches(
+            self.corpus.train, self.config, seed=self.seed, batches=self.train_batches
         )
+        return self._loader(windows, self.seed)
 
-    def val_dataloader(self) -> DataLoader[Tensor]:
-        return self._loader(ValBatches(self.corpus.val, self.config))
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self._loader(ValBatches(self.corpus.val, self.config), seed=0)
