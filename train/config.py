@@ -116,6 +116,7 @@ class Config:
     trainer: TrainerConfig = MISSING
     optimizer: OptimizerConfig = MISSING
     seed: int = MISSING
+    ckpt_path: str | None = MISSING  # to go on from: a file, or last
     run_dir: str = MISSING
 
 

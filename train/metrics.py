@@ -52,6 +52,14 @@ class MetricsRecorder(Callback):
         self._live = (0, 0.0)  # finished steps and time when the progress bar last asked
         self._shown: dict[str, str] = {}
 
+    def state_dict(self) -> dict[str, Any]:
+        rows = [asdict(self.rows[step]) for step in sorted(self.rows)]
+        return {"rows": rows, "train_seconds": self.train_seconds, "read": self._read}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = {row["step"]: MetricsRow(**row) for row in state_dict["rows"]}
+        self.train_seconds, self._read = state_dict["train_seconds"], state_dict["read"]
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._losses = torch.zeros(self.max_steps, device=pl_module.device)
         self._started = time.perf_counter()

@@ -36,8 +36,9 @@ class LanguageModel(pl.LightningModule):
             vocab_size + (config.model.kind is ModelKind.encoder),
             max_len=config.data.seq_len,
         )
+        self._rng_states: dict[str, Any] | None = None  # of a checkpoint, until training starts
         # Plain values, for a checkpoint must load with weights_only=True.
-        self.save_hyperparameters({"config": _plain(asdict(config)), "vocab_size": vocab_size})
+        self.save_hyperparameters({"config": plain(asdict(config)), "vocab_size": vocab_size})
 
     def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         return self.model(tokens, padding)  # (B, T) -> (B, T, V)
@@ -89,6 +90,24 @@ class LanguageModel(pl.LightningModule):
         cosine = 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
         return settings.final_lr_ratio + (1.0 - settings.final_lr_ratio) * cosine
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """With the states of the random number generators, dropout goes on as it would have."""
+        checkpoint["rng_states"] = {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._rng_states = checkpoint["rng_states"]
+
+    def on_train_start(self) -> None:
+        if self._rng_states is None:
+            return
+        torch.set_rng_state(self._rng_states["cpu"].cpu())
+        if self._rng_states["cuda"]:
+            torch.cuda.set_rng_state_all([state.cpu() for state in self._rng_states["cuda"]])
+        self._rng_states = None
+
     def weights_sha256(self) -> str:
         """Hash of all parameters and their names: equal for runs that start equal."""
         digest = hashlib.sha256()
@@ -98,8 +117,8 @@ class LanguageModel(pl.LightningModule):
         return digest.hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The same with an enum's name in place of it."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return getattr(value, "name", value)

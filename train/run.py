@@ -32,6 +32,7 @@ from train.metrics import LossBar, MetricsRecorder
 from train.module import LanguageModel
 from train.overrides import exit_on_mistakes
 from train.plots import plot_losses
+from train.resume import check_same_run, find_checkpoint
 
 
 def train(cfg: Config) -> dict[str, Any]:
@@ -50,6 +51,10 @@ def train(cfg: Config) -> dict[str, Any]:
     started = time.perf_counter()
     if cfg.trainer.max_steps < 1:
         raise ValueError(f"trainer.max_steps must be at least 1, got {cfg.trainer.max_steps}")
+    checkpoint = find_checkpoint(cfg)
+    if checkpoint is not None:
+        check_same_run(cfg, checkpoint)
+        print(f"going on from {checkpoint}")
     run_dir = Path(cfg.run_dir)
     with whole_file(run_dir / "config.yaml") as unfinished:
         unfinished.write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)))
@@ -77,7 +82,7 @@ def train(cfg: Config) -> dict[str, Any]:
         is_masked=cfg.model.kind is ModelKind.encoder,
     )
     print_start(cfg, module, corpus, trainer)
-    trainer.fit(module, data)
+    trainer.fit(module, data, ckpt_path=checkpoint)
     if cfg.trainer.max_steps % cfg.trainer.val_every:  # the last weights were not validated
         trainer.validate(module, data, verbose=False)
 
@@ -137,6 +142,9 @@ def build_trainer(
     # The loaders only slice a tensor in memory: workers would cost more than they save.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's, of newer torch
+    # TokenData goes on where the checkpoint was, in the folder that it may lie in.
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty.*")
     # What Lightning would say of the device is in our own lines.
     logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
     is_terminal = sys.stdout.isatty()
@@ -167,6 +175,7 @@ def build_trainer(
         enable_progress_bar=is_terminal,
         enable_model_summary=False,
         num_sanity_val_steps=0,
+        use_distributed_sampler=False,  # ours knows its rank
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from train.config import DataConfig
 from train.data.corpus import Corpus
@@ -71,6 +71,28 @@ def _check_length(tokens: TokenSource, seq_len: int, part: str) -> None:
         )
 
 
+class RankSampler(Sampler[int]):
+    """Every `world_size`-th batch, from where a run goes on.
+
+    Its length is that of the whole run: Lightning counts the batches that it had before.
+
+    Args:
+        batches: of all ranks together.
+        rank: which of them this process has.
+        world_size: how many processes there are.
+        start: batches that this process had before.
+    """
+
+    def __init__(self, batches: int, *, rank: int = 0, world_size: int = 1, start: int = 0) -> None:
+        self.batches, self.rank, self.world_size, self.start = batches, rank, world_size, start
+
+    def __len__(self) -> int:
+        return self.batches // self.world_size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, len(self) * self.world_size, self.world_size)[self.start :])
+
+
 class TokenData(pl.LightningDataModule):
     """Both loaders over one corpus.
 
@@ -95,15 +117,21 @@ class TokenData(pl.LightningDataModule):
         self.corpus, self.config = corpus, config
         self.seed, self.train_batches, self.is_masked = seed, train_batches, is_masked
 
-    def _loader(self, windows: Dataset[Tensor], seed: int) -> DataLoader[Any]:
+    def _loader(
+        self, windows: TrainBatches | ValBatches, seed: int, start: int = 0
+    ) -> DataLoader[Any]:
         batches: Dataset[Any] = windows
         if self.is_masked:
             batches = MaskedBatches(
                 windows, self.config, vocab_size=self.corpus.vocab_size, seed=seed
             )
+        rank, world_size = (
+            (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        )
         return DataLoader(
             batches,
             batch_size=None,  # an item is a batch already
+            sampler=RankSampler(len(windows), rank=rank, world_size=world_size, start=start),
             num_workers=self.config.num_workers,
             persistent_workers=self.config.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
@@ -113,7 +141,11 @@ class TokenData(pl.LightningDataModule):
         windows = TrainBatches(
             self.corpus.train, self.config, seed=self.seed, batches=self.train_batches
         )
-        return self._loader(windows, self.seed)
+        # Lightning restores its counters before it asks for the loader, and skips nothing itself.
+        done = (
+            self.trainer.fit_loop.epoch_loop.batch_progress.current.completed if self.trainer else 0
+        )
+        return self._loader(windows, self.seed, start=done)
 
     def val_dataloader(self) -> DataLoader[Any]:
         return self._loader(ValBatches(self.corpus.val, self.config), seed=0)

@@ -1,0 +1,75 @@
+"""Going on from a checkpoint: which one, and whether it is one of this run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from train.config import Config
+from train.module import plain
+
+LAST = Path("checkpoints", "last.ckpt")  # in a run folder
+# What may differ between a run and the one that it goes on from.
+_FREE = {"run_dir", "ckpt_path", "softmax.name", "trainer.max_steps", "data.num_workers"}
+
+
+def find_checkpoint(cfg: Config) -> Path | None:
+    """The checkpoint to go on from; None for a run from the start.
+
+    `last` is that of the run folder, or else the newest of all below the folder of the runs.
+
+    Raises:
+        FileNotFoundError: when there is none.
+    """
+    if cfg.ckpt_path is None:
+        return None
+    if cfg.ckpt_path != "last":
+        path = Path(cfg.ckpt_path).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(f"ckpt_path must be a checkpoint or last, got {cfg.ckpt_path}")
+        return path
+    run_dir = Path(cfg.run_dir).absolute()
+    if (run_dir / LAST).is_file():
+        return run_dir / LAST
+    runs = next((folder for folder in run_dir.parents if folder.name == "runs"), run_dir)
+    found = sorted(runs.glob(f"**/{LAST}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise FileNotFoundError(
+            f"ckpt_path=last, but there is no {LAST} below {runs}; name a file, or by run_dir=... "
+            "the run to go on with"
+        )
+    return found[-1]
+
+
+def check_same_run(cfg: Config, checkpoint: Path) -> None:
+    """Compare the configuration with the one that the checkpoint was trained by.
+
+    Raises:
+        ValueError: where going on would be another training.
+    """
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    before = _flat(saved["hyper_parameters"]["config"])
+    now = _flat(plain(asdict(cfg)))
+    differing = [
+        f"{key}: {before.get(key)!r} there, {now.get(key)!r} here"
+        for key in sorted(before.keys() | now.keys())
+        if key not in _FREE and before.get(key) != now.get(key)
+    ]
+    if differing:
+        raise ValueError(
+            f"ckpt_path: {checkpoint} was trained by other settings; give the same ones, or start "
+            "anew without ckpt_path. " + "; ".join(differing)
+        )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
