@@ -86,6 +86,7 @@ def test_run_folder(runs: dict[str, Path], softmax: str) -> None:
         "config.yaml",
         "losses.png",
         "metrics.csv",
+        "status.json",
         "summary.json",
         "timing.csv",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -39,6 +40,9 @@ class MetricsRecorder(Callback):
     Attributes:
         rows: by step.
         train_seconds: spent training so far, validation left out.
+
+    Raises:
+        RuntimeError: at a validation or the end, when a training loss before isn't finite.
     """
 
     def __init__(self, path: Path, *, max_steps: int, tokens_per_step: int) -> None:
@@ -84,6 +88,7 @@ class MetricsRecorder(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._started is not None:
             self._pause(trainer.global_step)
+            self._check_losses()  # before anything is validated or saved
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         row = self.rows.setdefault(trainer.global_step, MetricsRow(trainer.global_step))
@@ -98,6 +103,7 @@ class MetricsRecorder(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._finish(trainer)
+        self._check_losses()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -122,6 +128,16 @@ class MetricsRecorder(Callback):
             self.train_seconds += seconds
             row = self.rows.setdefault(step, MetricsRow(step))
             row.tokens_per_s = (step - first) * self.tokens_per_step / seconds
+
+    def _check_losses(self) -> None:
+        for step in sorted(self.rows):
+            loss = self.rows[step].train_loss
+            if loss is not None and not math.isfinite(loss):
+                raise RuntimeError(
+                    f"the training loss of step {step} is {loss}: the weights are lost from there "
+                    "on; lower model.learning_rate or trainer.gradient_clip_val, and go on from "
+                    "the checkpoint before"
+                )
 
     def live(self) -> dict[str, str]:
         """Loss of the last step and tokens/s since the call before; waits for the device."""

@@ -33,6 +33,7 @@ from train.module import LanguageModel
 from train.overrides import exit_on_mistakes
 from train.plots import plot_losses
 from train.resume import check_same_run, find_checkpoint
+from train.status import run_status
 
 
 def train(cfg: Config) -> dict[str, Any]:
@@ -46,11 +47,16 @@ def train(cfg: Config) -> dict[str, Any]:
 
     Raises:
         ValueError: for settings that can't be trained with.
-        RuntimeError: when the softmax that ran is not the one asked for.
+        RuntimeError: when the softmax that ran is not the one asked for, or a loss isn't finite.
     """
-    started = time.perf_counter()
     if cfg.trainer.max_steps < 1:
         raise ValueError(f"trainer.max_steps must be at least 1, got {cfg.trainer.max_steps}")
+    with run_status(Path(cfg.run_dir)):
+        return _train(cfg)
+
+
+def _train(cfg: Config) -> dict[str, Any]:
+    started = time.perf_counter()
     checkpoint = find_checkpoint(cfg)
     if checkpoint is not None:
         check_same_run(cfg, checkpoint)

@@ -1,0 +1,55 @@
+"""What became of a run: status.json in its folder, from the first moment on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from sms_plugin.callbacks.whole_file import whole_file
+from train.resume import LAST
+
+
+@contextmanager
+def run_status(run_dir: Path) -> Iterator[None]:
+    """Keep `run_dir`/status.json: running, then finished, interrupted or failed with the reason.
+
+    A run that was killed is left as running. The exception goes on.
+    """
+    started = _now()
+
+    def write(status: str, **more: str) -> None:
+        with whole_file(run_dir / "status.json") as unfinished:
+            values = {"status": status, "started": started, "written": _now(), **more}
+            unfinished.write_text(json.dumps(values, indent=2) + "\n")
+
+    write("running")
+    try:
+        yield
+    except BaseException as error:
+        # Lightning ends the process itself after Ctrl-C.
+        is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
+        reason = {"error": f"{type(error).__name__}: {error}"} if not is_interrupt else {}
+        write("interrupted" if is_interrupt else "failed", **reason, **_way_out(error, run_dir))
+        raise
+    write("finished")
+
+
+def _way_out(error: BaseException, run_dir: Path) -> dict[str, str]:
+    advice = {}
+    if isinstance(error, torch.OutOfMemoryError):
+        advice["advice"] = (
+            "a smaller data.batch_size with a larger trainer.accumulate_grad_batches, or a shorter "
+            "data.seq_len"
+        )
+    if (run_dir / LAST).is_file():
+        advice["go_on"] = f"the same command with ckpt_path={run_dir / LAST}"
+    return advice
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
