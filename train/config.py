@@ -101,6 +101,7 @@ class TrainerConfig:
     max_steps: int = MISSING  # optimizer steps
     val_every: int = MISSING  # optimizer steps from one validation to the next
     accelerator: str = MISSING
+    strategy: str = MISSING  # of Lightning: auto, ddp
     devices: int = MISSING
     precision: str = MISSING
     accumulate_grad_batches: int = MISSING

@@ -87,7 +87,7 @@ class MetricsRecorder(Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._started is not None:
-            self._pause(trainer.global_step)
+            self._pause(trainer.global_step, trainer)
             self._check_losses()  # before anything is validated or saved
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -102,6 +102,8 @@ class MetricsRecorder(Callback):
             self._live = (trainer.global_step, self._started)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._started is not None:
+            self._pause(trainer.global_step, trainer)
         self._finish(trainer)
         self._check_losses()
 
@@ -116,10 +118,16 @@ class MetricsRecorder(Callback):
         if trainer.is_global_zero:
             self.write()
 
-    def _pause(self, step: int) -> None:
-        """Read what the device has computed, which waits for it, and stop the clock."""
+    def _pause(self, step: int, trainer: pl.Trainer | None = None) -> None:
+        """Read what the device has computed, which waits for it, and stop the clock.
+
+        With a trainer, losses are the mean over its processes: all of them have to be here.
+        """
         first, self._read = self._read, step
-        for at, loss in enumerate(self._losses[first:step].tolist(), start=first):
+        losses = self._losses[first:step]
+        if trainer is not None:
+            losses = trainer.strategy.reduce(losses, reduce_op="mean")
+        for at, loss in enumerate(losses.tolist(), start=first):
             self.rows[at].train_loss = loss
         assert self._started is not None
         seconds = time.perf_counter() - self._started

@@ -18,8 +18,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import hydra
 import pytorch_lightning as pl
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.utilities import rank_zero_only
 
 import sms_plugin
 from sms_plugin.callbacks import ForwardBackwardTimer
@@ -62,8 +65,9 @@ def _train(cfg: Config) -> dict[str, Any]:
         check_same_run(cfg, checkpoint)
         print(f"going on from {checkpoint}")
     run_dir = Path(cfg.run_dir)
-    with whole_file(run_dir / "config.yaml") as unfinished:
-        unfinished.write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)))
+    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+        with whole_file(run_dir / "config.yaml") as unfinished:
+            unfinished.write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)))
 
     corpus = load_corpus(cfg.data, cfg.seed)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -168,6 +172,7 @@ def build_trainer(
         callbacks.append(LossBar(recorder))
     return pl.Trainer(
         accelerator=cfg.trainer.accelerator,
+        strategy=cfg.trainer.strategy,
         devices=cfg.trainer.devices,
         precision=cfg.trainer.precision,  # type: ignore[arg-type]  # Lightning checks the word
         max_steps=cfg.trainer.max_steps,
@@ -275,7 +280,13 @@ def finish(summary: dict[str, Any], recorder: MetricsRecorder, run_dir: Path) ->
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
 def main(node: DictConfig) -> None:
-    train(to_config(node))
+    cfg = to_config(node)
+    if HydraConfig.get().mode is RunMode.MULTIRUN and cfg.trainer.strategy.startswith("ddp"):
+        raise ValueError(
+            "-m and trainer=ddp don't go together: Lightning starts the whole command again for "
+            "each process, and each would sweep; start the runs one after the other"
+        )
+    train(cfg)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
+from pytorch_lightning.utilities import rank_zero_only
 
 from sms_plugin.callbacks.whole_file import whole_file
 from train.resume import LAST
@@ -18,11 +19,14 @@ from train.resume import LAST
 def run_status(run_dir: Path) -> Iterator[None]:
     """Keep `run_dir`/status.json: running, then finished, interrupted or failed with the reason.
 
-    A run that was killed is left as running. The exception goes on.
+    A run that was killed is left as running. The exception goes on. Of several processes the first
+    one writes.
     """
     started = _now()
 
     def write(status: str, **more: str) -> None:
+        if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+            return
         with whole_file(run_dir / "status.json") as unfinished:
             values = {"status": status, "started": started, "written": _now(), **more}
             unfinished.write_text(json.dumps(values, indent=2) + "\n")
