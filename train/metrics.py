@@ -87,7 +87,7 @@ class MetricsRecorder(Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._started is not None:
-            self._pause(trainer.global_step, trainer)
+            self._pause(trainer, are_together=True)
             self._check_losses()  # before anything is validated or saved
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -102,30 +102,29 @@ class MetricsRecorder(Callback):
             self._live = (trainer.global_step, self._started)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._started is not None:
-            self._pause(trainer.global_step, trainer)
-        self._finish(trainer)
+        self._finish(trainer, are_together=True)
         self._check_losses()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        self._finish(trainer)
+        self._finish(trainer, are_together=False)
 
-    def _finish(self, trainer: pl.Trainer) -> None:
+    def _finish(self, trainer: pl.Trainer, *, are_together: bool) -> None:
         if self._started is not None:
-            self._pause(trainer.global_step)
+            self._pause(trainer, are_together=are_together)
         if trainer.is_global_zero:
             self.write()
 
-    def _pause(self, step: int, trainer: pl.Trainer | None = None) -> None:
+    def _pause(self, trainer: pl.Trainer, *, are_together: bool) -> None:
         """Read what the device has computed, which waits for it, and stop the clock.
 
-        With a trainer, losses are the mean over its processes: all of them have to be here.
+        Losses are the mean over all processes where those are together here.
         """
+        step = trainer.global_step
         first, self._read = self._read, step
         losses = self._losses[first:step]
-        if trainer is not None:
+        if are_together:
             losses = trainer.strategy.reduce(losses, reduce_op="mean")
         for at, loss in enumerate(losses.tolist(), start=first):
             self.rows[at].train_loss = loss

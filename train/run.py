@@ -65,9 +65,7 @@ def _train(cfg: Config) -> dict[str, Any]:
         check_same_run(cfg, checkpoint)
         print(f"going on from {checkpoint}")
     run_dir = Path(cfg.run_dir)
-    if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
-        with whole_file(run_dir / "config.yaml") as unfinished:
-            unfinished.write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)))
+    write_config(cfg)
 
     corpus = load_corpus(cfg.data, cfg.seed)
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -123,6 +121,12 @@ def _train(cfg: Config) -> dict[str, Any]:
     if trainer.is_global_zero:
         finish(summary, recorder, run_dir)
     return summary
+
+
+@rank_zero_only
+def write_config(cfg: Config) -> None:
+    with whole_file(Path(cfg.run_dir) / "config.yaml") as unfinished:
+        unfinished.write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)))
 
 
 def choose_softmax(module: LanguageModel, softmax: Softmax) -> PatchReport | None:

@@ -24,9 +24,8 @@ def run_status(run_dir: Path) -> Iterator[None]:
     """
     started = _now()
 
+    @rank_zero_only
     def write(status: str, **more: str) -> None:
-        if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
-            return
         with whole_file(run_dir / "status.json") as unfinished:
             values = {"status": status, "started": started, "written": _now(), **more}
             unfinished.write_text(json.dumps(values, indent=2) + "\n")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from train.config import DataConfig
 from train.data.corpus import Corpus
 from train.data.masking import MaskedBatches
-from train.data.tokens import TokenSource
+from train.data.tokens import TokenSource, random_stream
 
 
 class TrainBatches(Dataset[Tensor]):
@@ -32,8 +32,7 @@ class TrainBatches(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         window = self.config.seq_len + 1
-        # Philox is counter-based: nearby keys give unrelated streams, unlike seed + index.
-        draw = np.random.Generator(np.random.Philox(key=[self.seed, index]))
+        draw = random_stream(self.seed, index)
         starts = draw.integers(len(self.tokens) - window + 1, size=self.config.batch_size)
         return _stack(self.tokens, starts, window)
 

@@ -19,7 +19,7 @@ from rich.progress import track
 
 from sms_plugin.cache import cache_folder
 from train.config import DataConfig, Source
-from train.data.tokenizers import make_tokenizer
+from train.data.tokenizers import make_tokenizer, token_dtype
 from train.data.tokens import RandomTokens, TokenFile, TokenSource
 
 # What a distribution may leave out or add to the library's folder.
@@ -210,8 +210,9 @@ def _write_pack(config: DataConfig, root: Path, paths: list[Path], folder: Path)
     trained_on = (path.read_bytes() for path, _, is_val in documents if not is_val)
     tokenizer = make_tokenizer(config, trained_on)
     tokenizer.save(folder)
-    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
+    dtype = token_dtype(tokenizer.vocab_size)
     with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
+        files = {"train": train, "val": val}
         for path, name, is_val in track(
             documents,
             description=f"tokens of {root}",
@@ -222,7 +223,7 @@ def _write_pack(config: DataConfig, root: Path, paths: list[Path], folder: Path)
             for piece in (name.encode(), text):
                 digest.update(len(piece).to_bytes(8, "little") + piece)
             for part, tokens in _parts(tokenizer.encode(text), is_val, is_cut, config.val_fraction):
-                (train if part == "train" else val).write(tokens.astype(dtype).tobytes())
+                files[part].write(tokens.tobytes())
                 sizes[part] += len(tokens)
     if not all(sizes.values()):
         raise ValueError(

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from train.config import DataConfig
+from train.data.tokens import random_stream
 
 IGNORED = -100  # a target that isn't predicted, as torch's cross entropy has it
 _CHOSEN = 0.15  # of the tokens are predicted: Devlin et al., 2019, https://arxiv.org/abs/1810.04805
@@ -55,7 +56,7 @@ class MaskedBatches(Dataset[MaskedBatch]):
 
     def __getitem__(self, index: int) -> MaskedBatch:
         tokens = self.windows[index][:, : self.config.seq_len].numpy()  # (B, T)
-        draw = np.random.Generator(np.random.Philox(key=[self.seed + _STREAM, index]))
+        draw = random_stream(self.seed + _STREAM, index)
         lengths = draw.integers(self.config.min_len, self.config.seq_len + 1, size=(len(tokens), 1))
         padding = np.arange(tokens.shape[1]) >= lengths
         chosen = (draw.random(tokens.shape) < _CHOSEN) & ~padding

@@ -19,7 +19,7 @@ class Tokenizer(Protocol):
     vocab_size: int
 
     def encode(self, text: bytes) -> Tokens:
-        """(N,) tokens of a whole document."""
+        """(N,) tokens of a whole document, in token_dtype(vocab_size)."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -12,6 +12,11 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.integer[Any]]
 
 
+def random_stream(seed: int, index: int) -> np.random.Generator:
+    """Random numbers that are a function of both: nearby keys give unrelated streams."""
+    return np.random.Generator(np.random.Philox(key=[seed, index]))  # it is counter-based
+
+
 class TokenSource(Protocol):
     """A text of tokens, or what stands for one."""
 
@@ -66,5 +71,4 @@ class RandomTokens:
         return self.LENGTH
 
     def window(self, start: int, length: int) -> Tokens:
-        draw = np.random.Generator(np.random.Philox(key=[self.seed, start]))
-        return draw.integers(self.vocab_size, size=length)
+        return random_stream(self.seed, start).integers(self.vocab_size, size=length)
