@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks())
   constexpr int kStripe = kLanes * N;
   using Reduction = RowReduction<kLanes, Acc>;
   using Columns = RowColumns<kAccess, kLanes>;
-  using Writer = RowWriter<Scalar, kLanes, Columns>;
+  using Writer = RowWriter<Scalar, Columns>;
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<Mapping::kThreads> staging;
 
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, 1)
   constexpr int kLanes = Mapping::kLanes;
   using Reduction = RowReduction<kLanes, Acc>;
   using Columns = RowColumns<kAccess, kLanes>;
-  using Writer = RowWriter<Scalar, kLanes, Columns, int64_t>;
+  using Writer = RowWriter<Scalar, Columns, int64_t>;
   constexpr int N = Load::N;
   constexpr int64_t kStep = int64_t{kLanes} * N;
   __shared__ typename Reduction::Shared shared[2];

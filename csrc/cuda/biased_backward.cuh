@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::min_blocks())
   constexpr int kStripe = kLanes * N;
   using Reduction = RowReduction<kLanes, Acc>;
   using Columns = RowColumns<kAccess, kLanes>;
-  using Writer = RowWriter<Scalar, kLanes, Columns>;
+  using Writer = RowWriter<Scalar, Columns>;
   using Pending = PendingRow<Load, kVectors, Columns>;
   __shared__ typename Reduction::Shared shared[2][2];
   __shared__ typename Writer::template Staging<Mapping::kThreads> staging;

@@ -43,16 +43,34 @@ __device__ __forceinline__ float exp2_flushed(float x) {
 template <typename T>
 constexpr int kExtraExponent = std::is_same_v<T, __nv_bfloat16> ? 64 : 0;
 
-// exp(8 x) * 2^kExtra for x <= 0, to the last unit or two: an exponent of 2 in one float32 would
-// have the error of its size.
+// The larger of x and a bound. NaN stays.
+__device__ __forceinline__ float bounded_below(float x, float bound) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(bound));
+  return result;
+}
+
+// exp(x) * 2^kExtra for x <= 1, to the last unit or two: the exponent of 2 is split into its whole
+// part and the rest, because in one float32 it would have the error of its size. A result below
+// 2^-126 is 0.
+template <int kExtra>
+__device__ __forceinline__ float exp_split(float x) {
+  constexpr int kBias = 127 + kExtra;
+  constexpr auto kFloor = static_cast<float>(-kBias / kLog2E);  // the exponent field becomes 0
+  constexpr float kRound = 0x1.8p23f + kBias;                   // adding it rounds to an integer
+  constexpr auto kHigh = static_cast<float>(kLog2E);
+  constexpr auto kLow = static_cast<float>(kLog2E - kHigh);
+  const float bounded = bounded_below(x, kFloor);
+  const float shifted = fmaf(bounded, kHigh, kRound);
+  const float whole = shifted - kRound;
+  const float rest = fmaf(bounded, kLow, fmaf(bounded, kHigh, -whole));
+  return exp2_flushed(rest) * __int_as_float(__float_as_int(shifted) << 23);
+}
+
+// exp(8 x) * 2^kExtra for x <= 0.
 template <int kExtra>
 __device__ __forceinline__ float exp_of_eighth(float x) {
-  constexpr auto kHigh = static_cast<float>(kHeadroom * kLog2E);
-  constexpr auto kLow = static_cast<float>(kHeadroom * kLog2E - kHigh);
-  const float bounded = x < -1e3f ? -1e3f : x;  // 0 either way; NaN stays
-  const float whole = rintf(bounded * kHigh);
-  const float rest = fmaf(bounded, kLow, fmaf(bounded, kHigh, -whole));
-  return exp2_flushed(rest) * exp2_flushed(whole + kExtra);
+  return exp_split<kExtra>(x * static_cast<float>(kHeadroom));
 }
 // A call, not a copy at each use: its temporaries would push the row out of the registers.
 template <int kExtra>
@@ -78,18 +96,22 @@ __device__ __forceinline__ Acc row_factor(Acc sum) {
   return sum == Acc{0} ? Acc{0} : reciprocal(sum);
 }
 
-// Rows whose largest z is smaller than this, either side of 0, are regular. In float32 nothing that
-// is left of such a row has a |z| beyond 2^11.
+// Rows whose largest z is smaller than this, either side of 0, are regular: the rounding of its
+// exponent is less than 1.
+constexpr float kRegularZ = 0x1p23f;
+
+// What z is multiplied by to be an exponent: of 2 for 16-bit dtypes, of e for others.
 template <typename T>
-constexpr float kRegularZ = sizeof(T) == 2 ? 0x1p23f : 1920.0f;
+constexpr double kExponentUnit = sizeof(T) == 2 ? kLog2E : 1.0;
 
 // The exponentials of one row over a load functor.
 //
-// A regular row takes one multiply-add and one exponential a value: 2^(value * factor + offset).
+// A regular row takes one multiply-add a value, value * factor + offset, and an exponential of it.
 // offset is rounded, but the same for all of the row, so that its error cancels against the sum's;
-// beyond kRegularZ it could take the sum out of range. The exponent has the error of its own size:
-// float32 is worth more care where z is so large that it may well be exact. Odd rows, those and all
-// in float64 and all with +inf, subtract the maximum first, from values in eighths.
+// beyond kRegularZ it could take the sum out of range. float32 splits the exponent of 2, which has
+// the error of its own size; for 16-bit dtypes that is far below half a unit in the last place.
+// Odd rows, those and all in float64 and all with +inf, subtract the maximum first, from values in
+// eighths.
 template <typename Load>
 struct RowExponential {
   using Acc = typename Load::Acc;
@@ -105,7 +127,7 @@ struct RowExponential {
     if constexpr (std::is_same_v<Acc, float>) {
       const bool is_empty = maximum == negative_infinity(Acc{});
       const float from = is_empty ? 0.0f : maximum;
-      factor = load.log2_factor();
+      factor = load.exponent_factor();
       offset = fmaf(-from, factor, kExtra);
       // One comparison: what it takes more, the compiler would prepare for each test of the rare
       // case.
@@ -113,7 +135,13 @@ struct RowExponential {
     }
   }
 
-  // The exponent of 2 at the maximum, which is 0 but for the rounding of `offset`.
+  // The exponential of what regular values are turned into.
+  static __device__ __forceinline__ float of_exponent(float x) {
+    if constexpr (sizeof(typename Load::Scalar) == 2) return exp2_flushed(x);
+    return exp_split<kExtra>(x);
+  }
+
+  // The exponent at the maximum, which is 0 but for the rounding of `offset`.
   __device__ __forceinline__ float rounding(float maximum) const {
     return is_regular ? fmaf(maximum, factor, offset) - kExtra : 0.0f;
   }
@@ -125,7 +153,7 @@ struct RowExponential {
 
   // exp(z - max) * 2^kExtra of a value of a regular row.
   __device__ __forceinline__ Acc regular(Acc value) const {
-    return exp2_flushed(fmaf(static_cast<float>(value), factor, offset));
+    return of_exponent(fmaf(static_cast<float>(value), factor, offset));
   }
 
   // The same in any row, of a value in its unit.

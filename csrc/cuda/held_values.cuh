@@ -48,8 +48,10 @@ struct HeldZ {
 
   __device__ __forceinline__ Acc z(Acc value) const { return value; }
   __device__ __forceinline__ Acc odd_z(Acc value) const { return value; }
-  __device__ __forceinline__ float log2_factor() const { return static_cast<float>(kLog2E); }
-  __device__ __forceinline__ float regular_limit() const { return kRegularZ<T>; }
+  __device__ __forceinline__ float exponent_factor() const {
+    return static_cast<float>(kExponentUnit<T>);
+  }
+  __device__ __forceinline__ float regular_limit() const { return kRegularZ; }
 
   static __device__ __forceinline__ void between_passes(Held&) {}
 };
@@ -72,8 +74,8 @@ struct InEighths : Load {
   }
 
   __device__ __forceinline__ Acc z(Acc value) const { return value * static_cast<Acc>(kHeadroom); }
-  __device__ __forceinline__ float log2_factor() const {
-    return static_cast<float>(kHeadroom) * Load::log2_factor();
+  __device__ __forceinline__ float exponent_factor() const {
+    return static_cast<float>(kHeadroom) * Load::exponent_factor();
   }
 };
 

@@ -68,9 +68,9 @@ struct PlainScores {
   using Held = Vector<T>;
 
   Operand<T> scores;
-  Acc scale;         // above 0, so that the largest score has the largest z
-  float log2_scale;  // scale / ln(2)
-  float limit;       // of |z| of a regular row; below 0 if there are none
+  Acc scale;             // above 0, so that the largest score has the largest z
+  float exponent_scale;  // scale in the unit of exponents
+  float limit;           // of |z| of a regular row; below 0 if there are none
 
   template <typename Columns>
   using Row = RowReader<T, Columns>;
@@ -80,8 +80,8 @@ struct PlainScores {
   PlainScores(const Operand<T>& operand, double factor)
       : scores(operand),
         scale(static_cast<Acc>(factor)),
-        log2_scale(static_cast<float>(factor * kLog2E)),
-        limit(is_ordinary_scale(factor) ? kRegularZ<T> : -1.0f) {}
+        exponent_scale(static_cast<float>(factor * kExponentUnit<T>)),
+        limit(is_ordinary_scale(factor) ? kRegularZ : -1.0f) {}
 
   template <typename Columns>
   __device__ __forceinline__ Row<Columns> row(const DeviceRowLayout& layout,
@@ -127,8 +127,8 @@ struct PlainScores {
   __device__ __forceinline__ Acc odd_z(Acc value) const {
     return value * (scale * static_cast<Acc>(1 / kHeadroom));
   }
-  // From a value to an exponent of 2.
-  __device__ __forceinline__ float log2_factor() const { return log2_scale; }
+  // From a value to an exponent.
+  __device__ __forceinline__ float exponent_factor() const { return exponent_scale; }
   __device__ __forceinline__ float regular_limit() const { return limit; }
 
   // Bits of the columns that selection keeps.

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kAccess == Access::k
   using Scalar = typename Load::Scalar;
   using Reduction = RowReduction<kPartThreads, float>;
   using Columns = RowColumns<kAccess, kPartThreads>;
-  using Writer = RowWriter<Scalar, kPartThreads, Columns>;
+  using Writer = RowWriter<Scalar, Columns>;
   constexpr int N = Load::N;
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<kPartThreads> staging;
@@ -174,18 +174,19 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kAccess == Access::k
       max_over_parts(parts.count, shared[1], [&](int p) { return statistics[p].x; });
   RowExponential<Load> exponential(load, maximum);
   exponential.shift = row_shift(load.odd_z(maximum));
-  // The sum of a part is measured from its own maximum. Those of two regular maxima differ by a
-  // power of 2 that is known without rounding; others by an exponential, and by what `offset` was
-  // rounded by where one is regular. A part that keeps nothing but NaN has no maximum, and a sum.
+  // The sum of a part is measured from its own maximum. Those of two regular maxima differ by the
+  // exponential of what their offsets differ by; others by that of what the maxima do, and by what
+  // `offset` was rounded by where one is regular. A part that keeps nothing but NaN has no maximum,
+  // and a sum.
   const float sum = sum_over_parts(parts.count, shared[1], [&](int p) {
     const float2 part = statistics[p];
     if (part.x == negative_infinity(0.0f)) return part.y;
     const RowExponential<Load> partial(load, part.x);
     if (partial.is_regular && exponential.is_regular) {
-      return part.y * exp2_flushed(exponential.offset - partial.offset);
+      return part.y * exponential.of_exponent(exponential.offset - partial.offset);
     }
     const float rounding = exponential.rounding(maximum) - partial.rounding(part.x);
-    return part.y * exp2_flushed(rounding) *
+    return part.y * exponential.of_exponent(rounding) *
            exp_of_eighth<0>(load.odd_z(part.x) - exponential.shift);
   });
   const float factor = row_factor(sum);
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(kPartThreads, part_blocks(kAccess == Access::k
   using Scalar = typename Load::Scalar;
   using Reduction = RowReduction<kPartThreads, float>;
   using Columns = RowColumns<kAccess, kPartThreads>;
-  using Writer = RowWriter<Scalar, kPartThreads, Columns>;
+  using Writer = RowWriter<Scalar, Columns>;
   constexpr int N = Load::N;
   __shared__ typename Reduction::Shared shared[2];
   __shared__ typename Writer::template Staging<kPartThreads> staging;

@@ -188,6 +188,19 @@ __device__ __forceinline__ uint32_t high_bits(uint32_t bytes) {
   return ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes;
 }
 
+// A bit for each of N columns, `kStep` apart, that isn't flagged; those from `end` on repeat the
+// last. Slow: for the rare rows that need it.
+template <int N, int kStep, typename Index>
+__device__ __forceinline__ uint32_t unflagged_bits(const uint8_t* row,  // [>= end]
+                                                   Index first, Index end) {
+  uint32_t bits = 0;
+#pragma unroll 1
+  for (int k = 0; k < N; ++k) {
+    bits |= (row[column_within(first + k * kStep, end)] == 0 ? 1u : 0u) << k;
+  }
+  return bits;
+}
+
 // Reads a row of flags, N bytes for a vector of N values.
 template <int N, typename Columns>
 class FlagReader {
@@ -270,15 +283,9 @@ class FlagReader {
     }
   }
 
-  // A bit a column that isn't flagged. Slow: for the rare rows that need it.
   template <typename Index>
   __device__ __forceinline__ uint32_t clear_bits(Index first, Index end) const {
-    uint32_t bits = 0;
-#pragma unroll 1
-    for (int k = 0; k < N; ++k) {
-      bits |= (row_[column_within(first + k, end)] == 0 ? 1u : 0u) << k;
-    }
-    return bits;
+    return unflagged_bits<N, Columns::kStep>(row_, first, end);
   }
 
  private:

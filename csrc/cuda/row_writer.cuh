@@ -8,9 +8,9 @@
 
 namespace sms_plugin {
 
-// Stores the vectors of a row that kLanes neighbouring threads hold, one stripe after the other, to
+// Stores the vectors of a row that neighbouring threads hold, one stripe after the other, to
 // a contiguous result that starts on a boundary. Rows of whole vectors need no more than that.
-template <typename T, int kLanes, typename Columns, typename Index = int>
+template <typename T, typename Columns, typename Index = int>
 class RowWriter {
  public:
   static constexpr int N = kVectorSize<T>;
@@ -47,8 +47,8 @@ class RowWriter {
 // Rows of any other length. What the lanes of a segment hold of a stripe goes through shared
 // memory, laid out as in the row from the boundary before it on. Whole granules of it are stored at
 // once, the two at the ends value by value, a lane each. All lanes of a warp have to call `store`.
-template <typename T, int kLanes, int kStep, typename Index>
-class RowWriter<T, kLanes, ColumnsOf<Access::kSpread, kStep>, Index> {
+template <typename T, int kStep, typename Index>
+class RowWriter<T, ColumnsOf<Access::kSpread, kStep>, Index> {
  public:
   static constexpr int N = kVectorSize<T>;
   static constexpr int kSize = static_cast<int>(sizeof(T));

@@ -134,12 +134,7 @@ class FlagReader<N, ColumnsOf<Access::kSpread, kStep>> {
 
   template <typename Index>
   __device__ __forceinline__ uint32_t clear_bits(Index first, Index end) const {
-    uint32_t bits = 0;
-#pragma unroll 1
-    for (int k = 0; k < N; ++k) {
-      bits |= (row_[column_within(first + k * kStep, end)] == 0 ? 1u : 0u) << k;
-    }
-    return bits;
+    return unflagged_bits<N, kStep>(row_, first, end);
   }
 
  private:
