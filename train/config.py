@@ -57,6 +57,20 @@ class TokenKind(_Choice):
     bpe = "bpe"  # pieces of a byte-level BPE that is trained on the text
 
 
+class LoggerName(_Choice):
+    """A logger of Lightning's, beside metrics.csv."""
+
+    csv = "csv"
+    tensorboard = "tensorboard"
+
+
+class Profiler(_Choice):
+    """What else is recorded. A run with it is no measurement of speed."""
+
+    none = "none"
+    torch = "torch"  # a trace of a few steps, and a table of their kernels
+
+
 @dataclass
 class SoftmaxConfig:
     name: Softmax = MISSING
@@ -101,7 +115,7 @@ class TrainerConfig:
     max_steps: int = MISSING  # optimizer steps
     val_every: int = MISSING  # optimizer steps from one validation to the next
     accelerator: str = MISSING
-    strategy: str = MISSING  # of Lightning: auto, ddp
+    strategy: str = MISSING  # of Lightning: auto, ddp, fsdp
     devices: int = MISSING
     precision: str = MISSING
     accumulate_grad_batches: int = MISSING
@@ -117,6 +131,9 @@ class Config:
     trainer: TrainerConfig = MISSING
     optimizer: OptimizerConfig = MISSING
     seed: int = MISSING
+    compile: bool = MISSING  # the model, by torch.compile
+    profiler: Profiler = MISSING
+    loggers: list[LoggerName] = MISSING
     ckpt_path: str | None = MISSING  # to go on from: a file, or last
     run_dir: str = MISSING
 

@@ -17,11 +17,12 @@ constexpr bool kHasMeasuredRegisters = false;
 constexpr bool kHasMeasuredRegisters = true;
 #endif
 
-// kLanes threads share a row, kVectors vectors of 16 bytes each. Blocks have kThreads threads. A
-// multiprocessor has to hold at least kResident threads: what keeps enough loads in flight, in as
-// many registers as a row needs (left to itself the compiler spills to make room for more).
+// kLanes threads share a row, kVectors vectors of 16 bytes each. Blocks have kThreads threads:
+// small ones mix reads with writes most evenly, and of 64 a multiprocessor can still be full. It
+// has to hold at least kResident threads: what keeps enough loads in flight, in as many registers
+// as a row needs (left to itself the compiler spills to make room for more).
 template <int kLanes_, int kVectors_, int kResident = 1024,
-          int kThreads_ = (kLanes_ <= kWarpSize ? 128 : kLanes_)>
+          int kThreads_ = (kLanes_ < 64 ? 64 : kLanes_)>
 struct Mapping {
   static constexpr int kLanes = kLanes_;
   static constexpr int kVectors = kVectors_;

@@ -71,7 +71,10 @@ def flex(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask, bias: Tensor) -
     def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + (bias[0, h, i, j] if is_shared else bias[b, h, i, j])
 
-    return flex_attention(q, k, v, score_mod=add_bias, block_mask=block_mask)
+    # With a bias read in score_mod, the tiles chosen for heads of 64 don't fit in shared memory.
+    is_wide = q.shape[-1] >= 64 and q.element_size() == 2
+    tiles: Any = {"BLOCK_M": 128, "BLOCK_N": 64, "num_stages": 2} if is_wide else None
+    return flex_attention(q, k, v, score_mod=add_bias, block_mask=block_mask, kernel_options=tiles)
 
 
 def block_mask_of(mask: Tensor) -> BlockMask:
