@@ -6,6 +6,7 @@ Legend: B batch, H heads, T queries and keys, D width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
