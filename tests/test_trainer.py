@@ -84,6 +84,7 @@ def test_run_folder(runs: dict[str, Path], softmax: str) -> None:
     assert {file.name for file in folder.iterdir()} == {
         "checkpoints",
         "config.yaml",
+        "environment.json",
         "losses.png",
         "metrics.csv",
         "status.json",

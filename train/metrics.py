@@ -39,6 +39,8 @@ class MetricsRecorder(Callback):
 
     Attributes:
         rows: by step.
+        tokens_per_s_at_peak: what the device would do if it did nothing but the model's products;
+            the share of it is shown as MFU. None: not known.
         train_seconds: spent training so far, validation left out.
 
     Raises:
@@ -48,6 +50,7 @@ class MetricsRecorder(Callback):
     def __init__(self, path: Path, *, max_steps: int, tokens_per_step: int) -> None:
         self.path, self.max_steps, self.tokens_per_step = path, max_steps, tokens_per_step
         self.rows: dict[int, MetricsRow] = {}
+        self.tokens_per_s_at_peak: float | None = None
         self.train_seconds = 0.0
         self._losses = torch.zeros(0)  # (max_steps,) on the device
         self._read = 0  # steps whose loss is in its row
@@ -128,6 +131,8 @@ class MetricsRecorder(Callback):
             losses = trainer.strategy.reduce(losses, reduce_op="mean")
         for at, loss in enumerate(losses.tolist(), start=first):
             self.rows[at].train_loss = loss
+            rate = self.rows[at].learning_rate
+            self._log(trainer, {"train_loss": loss, "learning_rate": rate}, at)
         assert self._started is not None
         seconds = time.perf_counter() - self._started
         self._started = None
@@ -135,6 +140,14 @@ class MetricsRecorder(Callback):
             self.train_seconds += seconds
             row = self.rows.setdefault(step, MetricsRow(step))
             row.tokens_per_s = (step - first) * self.tokens_per_step / seconds
+            self._log(trainer, {"tokens_per_s": row.tokens_per_s}, step)
+
+    @staticmethod
+    def _log(trainer: pl.Trainer, values: dict[str, float | None], step: int) -> None:
+        """To Lightning's loggers, which would each wait for the device if a step logged."""
+        known = {name: value for name, value in values.items() if value is not None}
+        for logger in trainer.loggers:
+            logger.log_metrics(known, step)
 
     def _check_losses(self) -> None:
         for step in sorted(self.rows):
@@ -154,6 +167,8 @@ class MetricsRecorder(Callback):
             speed = (done - before) * self.tokens_per_step / (now - since)
             self._live = (done, now)
             self._shown = {"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"}
+            if self.tokens_per_s_at_peak is not None:
+                self._shown["MFU"] = f"{speed / self.tokens_per_s_at_peak:.1%}"
         return self._shown
 
     def line(self, row: MetricsRow) -> str:

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from train.config import Config, ModelKind
 from train.data.masking import IGNORED, MaskedBatch
@@ -36,6 +36,8 @@ class LanguageModel(pl.LightningModule):
             vocab_size + (config.model.kind is ModelKind.encoder),
             max_len=config.data.seq_len,
         )
+        # By name: FSDP flattens what it shards.
+        self._matrices = {name for name, p in self.named_parameters() if p.dim() >= 2}
         self._rng_states: dict[str, Any] | None = None  # of a checkpoint, until training starts
         # Plain values, for a checkpoint must load with weights_only=True.
         self.save_hyperparameters({"config": plain(asdict(config)), "vocab_size": vocab_size})
@@ -66,13 +68,14 @@ class LanguageModel(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         settings, peak = self.config.optimizer, self.config.model.learning_rate
-        parameters = list(self.parameters())
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in self.named_parameters():
+            is_matrix = name.replace("_fsdp_wrapped_module.", "") in self._matrices
+            (matrices if is_matrix else others).append(parameter)
         groups = [
-            {
-                "params": [p for p in parameters if p.dim() >= 2],
-                "weight_decay": settings.weight_decay,
-            },
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=peak, betas=(settings.beta1, settings.beta2))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.learning_rate_factor)

@@ -98,6 +98,8 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning's, of newer torch
     # TokenData goes on where the checkpoint was, in the folder that it may lie in.
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
+    # Losses go to loggers at validations, whatever that interval.
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty.*")
     # What Lightning would say of the device is in our own lines.
     logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
