@@ -138,9 +138,9 @@ class Config:
     run_dir: str = MISSING
 
 
-def register_schema() -> None:
+def register_schema(schema: type[Config] = Config) -> None:
     """Make the dataclasses the schema of conf/config.yaml (its first default)."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    ConfigStore.instance().store(name="schema", node=schema)
 
 
 def to_config(node: DictConfig) -> Config:

@@ -21,20 +21,21 @@ class OverrideError(ValueError):
     """An override that names no group, option or key."""
 
 
-def exit_on_mistakes(arguments: Sequence[str]) -> None:
+def exit_on_mistakes(arguments: Sequence[str], schema: type[Config] = Config) -> None:
     """End with status 2 and the choices when an override is mistyped.
 
     Args:
         arguments: the command line without the program; what is no override is left to Hydra.
+        schema: of the settings.
     """
     try:
-        check_overrides(arguments)
+        check_overrides(arguments, schema)
     except OverrideError as error:
-        print(f"train/run.py: {error}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def check_overrides(arguments: Sequence[str]) -> None:
+def check_overrides(arguments: Sequence[str], schema: type[Config] = Config) -> None:
     """Raise OverrideError with the choices for the first override that is mistyped."""
     sweep = bool({"-m", "--multirun"} & set(arguments))
     texts = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
@@ -47,18 +48,20 @@ def check_overrides(arguments: Sequence[str]) -> None:
                 f"needs quotes of its own, as in 'key=\"a=b\"'\n{error}"
             ) from error
         if override.package is None and override.key_or_group.split(".")[0] != "hydra":
-            _check(override, text, sweep)
+            _check(override, text, sweep, schema)
 
 
-def _check(override: Override, text: str, sweep: bool) -> None:
+def _check(override: Override, text: str, sweep: bool, schema: type[Config]) -> None:
     key = override.key_or_group
     if key.startswith("hydra/"):
         return
     groups = {folder.name: _options(folder) for folder in CONF_DIR.iterdir() if folder.is_dir()}
+    if schema is Config:
+        groups.pop("experiment")  # of A/B runs
     if key in groups:
         _check_group(override, text, groups[key], sweep)
     else:
-        _check_key(override)
+        _check_key(override, schema)
 
 
 def _options(folder: Path) -> list[str]:
@@ -78,9 +81,9 @@ def _check_group(override: Override, text: str, options: list[str], sweep: bool)
             )
 
 
-def _check_key(override: Override) -> None:
+def _check_key(override: Override, schema: type[Config]) -> None:
     key, so_far = override.key_or_group, ""
-    known: type = Config
+    known: type = schema
     for part in key.split("."):
         if not dataclasses.is_dataclass(known):
             raise OverrideError(f"{key}: {so_far.rstrip('.')} has no parts")

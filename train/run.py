@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,18 @@ from train.status import run_status
 from train.throughput import PeakMemory, flops_per_token, peak_flops
 from train.trainer import build_trainer
 
+Choose = Callable[[LanguageModel, Softmax], PatchReport | None]
 
-def train(cfg: Config) -> dict[str, Any]:
+
+def train(
+    cfg: Config, *, choose: Choose | None = None, callbacks: Sequence[Callback] = ()
+) -> dict[str, Any]:
     """Train as configured; the run folder gets metrics, timing, plot, checkpoints and a summary.
 
     Args:
         cfg: every setting; `train.config.load_config` makes one from overrides.
+        choose: gives the new module its softmax, in place of `choose_softmax`.
+        callbacks: more of them for the Trainer.
 
     Returns:
         What summary.json holds.
@@ -52,10 +59,10 @@ def train(cfg: Config) -> dict[str, Any]:
     if cfg.trainer.max_steps < 1:
         raise ValueError(f"trainer.max_steps must be at least 1, got {cfg.trainer.max_steps}")
     with run_status(Path(cfg.run_dir)):
-        return _train(cfg)
+        return _train(cfg, choose or choose_softmax, callbacks)
 
 
-def _train(cfg: Config) -> dict[str, Any]:
+def _train(cfg: Config, choose: Choose, more_callbacks: Sequence[Callback]) -> dict[str, Any]:
     started = time.perf_counter()
     checkpoint = find_checkpoint(cfg)
     if checkpoint is not None:
@@ -70,7 +77,7 @@ def _train(cfg: Config) -> dict[str, Any]:
         tokens_per_step=micro_batches * cfg.data.batch_size * cfg.data.seq_len,
     )
     timer = ForwardBackwardTimer(run_dir, warmup_steps=cfg.trainer.timer_warmup_steps)
-    callbacks: list[Callback] = [timer]
+    callbacks: list[Callback] = [timer, *more_callbacks]
     if cfg.profiler is Profiler.torch:
         callbacks.append(KernelProfiler(run_dir, skip=cfg.trainer.timer_warmup_steps))
     trainer = build_trainer(cfg, run_dir, recorder, callbacks)
@@ -81,7 +88,7 @@ def _train(cfg: Config) -> dict[str, Any]:
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     module = LanguageModel(cfg, corpus.vocab_size)
     weights_sha256 = module.weights_sha256()
-    report = choose_softmax(module, cfg.softmax.name)
+    report = choose(module, cfg.softmax.name)
     if cfg.compile:
         module.model.compile()  # in place: checkpoints are those of the model as it is
     calls_before = sms_plugin.call_counts()

@@ -8,6 +8,7 @@ import sys
 import torch
 from lightning_fabric.utilities.throughput import get_available_flops
 
+from train.config import Config
 from train.models import Transformer
 
 
@@ -49,3 +50,9 @@ class PeakMemory:
             return torch.cuda.max_memory_allocated(self.device)
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return resident if sys.platform == "darwin" else resident * 1024
+
+
+def run_device(cfg: Config) -> torch.device:
+    """Where a run with these settings computes: the first GPU if it may and there is one."""
+    use_gpu = cfg.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return torch.device("cuda", 0) if use_gpu else torch.device("cpu")

@@ -33,7 +33,7 @@ def build_trainer(
         RuntimeError: for a device that isn't there.
     """
     _check_devices(cfg)
-    _quieten()
+    quieten()
     is_terminal = sys.stdout.isatty()
     # Checkpoint names have no '=', for a command line of Hydra takes none in a value.
     checkpoint = ModelCheckpoint(
@@ -91,7 +91,7 @@ def _loggers(cfg: Config, run_dir: Path) -> list[Logger]:
     return [makers[name]() for name in dict.fromkeys(cfg.loggers)]
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """What Lightning says of things that are as they should be."""
     # The loaders only slice a tensor in memory: workers would cost more than they save.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -92,6 +92,9 @@ class RankSampler(Sampler[int]):
         return iter(range(self.rank, len(self) * self.world_size, self.world_size)[self.start :])
 
 
+_Windows = TypeVar("_Windows", TrainBatches, ValBatches)
+
+
 class TokenData(pl.LightningDataModule):
     """Both loaders over one corpus.
 
@@ -114,37 +117,41 @@ class TokenData(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.corpus, self.config = corpus, config
-        self.seed, self.train_batches, self.is_masked = seed, train_batches, is_masked
+        self.seed, self.train_batch_count, self.is_masked = seed, train_batches, is_masked
+
+    def train_batches(self) -> TrainBatches | MaskedBatches:
+        """All that there are to train on, by index."""
+        windows = TrainBatches(
+            self.corpus.train, self.config, seed=self.seed, batches=self.train_batch_count
+        )
+        return self._for_model(windows, self.seed)
+
+    def _for_model(self, windows: _Windows, seed: int) -> _Windows | MaskedBatches:
+        if not self.is_masked:
+            return windows
+        return MaskedBatches(windows, self.config, vocab_size=self.corpus.vocab_size, seed=seed)
 
     def _loader(
-        self, windows: TrainBatches | ValBatches, seed: int, start: int = 0
+        self, batches: TrainBatches | ValBatches | MaskedBatches, start: int = 0
     ) -> DataLoader[Any]:
-        batches: Dataset[Any] = windows
-        if self.is_masked:
-            batches = MaskedBatches(
-                windows, self.config, vocab_size=self.corpus.vocab_size, seed=seed
-            )
         rank, world_size = (
             (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         )
         return DataLoader(
             batches,
             batch_size=None,  # an item is a batch already
-            sampler=RankSampler(len(windows), rank=rank, world_size=world_size, start=start),
+            sampler=RankSampler(len(batches), rank=rank, world_size=world_size, start=start),
             num_workers=self.config.num_workers,
             persistent_workers=self.config.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        windows = TrainBatches(
-            self.corpus.train, self.config, seed=self.seed, batches=self.train_batches
-        )
         # Lightning restores its counters before it asks for the loader, and skips nothing itself.
         done = (
             self.trainer.fit_loop.epoch_loop.batch_progress.current.completed if self.trainer else 0
         )
-        return self._loader(windows, self.seed, start=done)
+        return self._loader(self.train_batches(), start=done)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return self._loader(ValBatches(self.corpus.val, self.config), seed=0)
+        return self._loader(self._for_model(ValBatches(self.corpus.val, self.config), seed=0))

@@ -1,0 +1,1 @@
+"""Fair comparisons of softmax paths: parity of losses and gradients, and speed."""
