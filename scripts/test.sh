@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
 use_environment train,test pytest pytest_timeout hypothesis numpy \
-  pytorch_lightning hydra omegaconf matplotlib rich tokenizers
+  pytorch_lightning hydra omegaconf matplotlib rich tokenizers scipy jinja2 markdown_it tensorboard
 # Not `python -m pytest`: it puts this folder first on the path, before an installed wheel.
 exec "$PYTHON" -c 'import os, sys
 sys.path[:] = [path for path in sys.path if path] + [os.getcwd()]

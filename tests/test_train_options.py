@@ -76,6 +76,8 @@ def test_profile_has_the_softmax_group(tmp_path: Path, capsys: pytest.CaptureFix
         ("aten::mul", [[2, 4, 16, 8], []], "", Group.other),
         ("triton", [], "triton_per_fused__softmax_masked_fill_mul_0", Group.softmax),
         ("triton", [], "triton_red_fused__log_softmax_nll_loss_1", Group.other),
+        ("compiled graph", [], "compiled graph", Group.compiled),
+        ("compiled graph", [], "triton_per_fused__softmax_mul_0", Group.softmax),
     ],
 )
 def test_groups(name: str, shapes: list[list[int]], kernel: str, group: Group) -> None:

@@ -25,6 +25,7 @@ from sms_plugin.callbacks.whole_file import whole_file
 from sms_plugin.tables import text_table
 
 ACTIVE_STEPS = 5
+COMPILED = "compiled graph"
 PRODUCTS = ("bmm", "mm", "addmm", "baddbmm", "matmul", "linear")
 
 
@@ -33,6 +34,7 @@ class Group(enum.Enum):
 
     softmax = "softmax"
     products = "products of matrices"
+    compiled = "compiled, not told apart"  # on a CPU, where a compiled graph is one call
     other = "other"
 
 
@@ -104,12 +106,13 @@ def kernel_rows(events: Iterable[FunctionEvent]) -> list[KernelRow]:
     found: dict[tuple[str, str], list[float]] = {}
     for event in events:
         shapes: Any = event.input_shapes  # typed as if it were one shape
+        operator = COMPILED if event.name.startswith("## Call Compiled") else event.name
         if on_gpu:
             timed = [(kernel.name, kernel.duration) for kernel in event.kernels]
         else:
-            timed = [(event.name, event.self_cpu_time_total)]
+            timed = [(operator, event.self_cpu_time_total)]
         for name, microseconds in timed:
-            group = group_of(event.name, shapes or (), name)
+            group = group_of(operator, shapes or (), name)
             found.setdefault((group.value, name), []).append(microseconds / 1e3)
     rows = [KernelRow(*key, len(ms), sum(ms)) for key, ms in found.items()]
     return sorted(rows, key=lambda row: -row.ms)
@@ -121,6 +124,8 @@ def group_of(operator: str, shapes: Sequence[Sequence[int]], kernel: str = "") -
     Scores are (B, H, Tq, Tk) with as many keys as queries. So are heads that are as wide as the
     text is long, which are counted with them.
     """
+    if operator == COMPILED and kernel in ("", COMPILED):
+        return Group.compiled
     name = operator.removeprefix("aten::").strip("_").lower()
     if name in PRODUCTS or any(part in name for part in ("scaled_dot_product", "flash", "flex")):
         return Group.products

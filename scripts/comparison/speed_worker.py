@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +140,11 @@ def profile_steps(cfg: Config) -> None:
     write_json(Path(cfg.run_dir) / "profile.json", {**values, "steps": ACTIVE_STEPS})
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Training steps of one arm.")
     parser.add_argument("task", choices=["time", "profile"])
     parser.add_argument("config", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     cfg = load(options.config)
     (time_steps if options.task == "time" else profile_steps)(cfg)
     return 0

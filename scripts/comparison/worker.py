@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def judge_arms(cfg: Config, names: list[str], states: Path, batches: list[int], 
     write_json(out, {name: [asdict(state) for state in states] for name, states in results.items()})
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="One arm of a comparison.")
     parser.add_argument("task", choices=["train", "judge"])
     parser.add_argument("config", type=Path)
@@ -125,7 +126,7 @@ def main() -> int:
     parser.add_argument("--states", default="")
     parser.add_argument("--batches", default="")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     cfg = load(options.config)
     if options.task == "train":
         train_arm(cfg, options.arms, [int(step) for step in options.states.split(",") if step])
