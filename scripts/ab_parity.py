@@ -51,11 +51,11 @@ def compare(cfg: ParityRunConfig) -> bool:
     candidate = cfg.candidate.name
     natives = [f"native-{i + 1}" for i in range(cfg.parity.native_runs)]
     # The candidate's own run may be one that there is anyway.
-    names = list(dict.fromkeys(["reference", "native", candidate, *natives]))
+    names = list(dict.fromkeys(["reference", "native", candidate, "sdpa", *natives]))
     steps = cfg.trainer.max_steps
     states = sorted({round(steps * i / cfg.parity.states) for i in range(cfg.parity.states + 1)})
     jobs = [train_job(cfg, folder, name, states if name == "reference" else []) for name in names]
-    judged = list(dict.fromkeys(["reference", "native", "chain", candidate, CONTROL]))
+    judged = list(dict.fromkeys(["reference", "native", "chain", candidate, "sdpa", CONTROL]))
     run_all([*jobs, judge_job(cfg, folder, judged)])
 
     runs = {name: json.loads((folder / "arms" / name / "arm.json").read_text()) for name in names}

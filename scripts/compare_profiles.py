@@ -68,7 +68,15 @@ def measure(cfg: SpeedRunConfig) -> list[str]:
     run_all(jobs)
     groups = []
     for seq_len in sorted(cfg.speed.seq_lens):
-        measured = [read_measured(folder, name, seq_len, cfg.speed.repeats) for name in arms]
+        measured = [
+            read_measured(
+                folder / f"{seq_len}" / name,
+                AGAIN if name == AGAIN else arm.label,
+                seq_len,
+                cfg.speed.repeats,
+            )
+            for name, arm in arms.items()
+        ]
         noise, compared = compare_to_native(measured)
         if not compared:  # native alone: beside itself
             once_more = replace(measured[1], arm="native, once more")

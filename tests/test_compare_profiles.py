@@ -109,6 +109,7 @@ def test_measured_from_end_to_end(tmp_path: Path, in_this_process: list[str]) ->
     ]
     verdicts = {speed.value for speed in Speed}
     assert {row[7] for row in report["step_rows"]} <= verdicts | {""}
+    assert (SpeedArm.fused_compiled.label, SpeedArm.sdpa.label) == ("fused + compiled", "sdpa")
     for name in ("steps.png", "phases.png", "lengths.png", "report.md", "report.html"):
         assert (tmp_path / name).stat().st_size > 0
     speed = json.loads((tmp_path / "12" / "fused" / "0" / "speed.json").read_text())

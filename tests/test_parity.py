@@ -8,20 +8,23 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from jinja2 import UndefinedError
 from omegaconf import OmegaConf
 from small_runs import ROOT, small_config
 
 from scripts import ab_parity
-from scripts.comparison import curves, judge
+from scripts.comparison import curves, judge, worker
 from scripts.comparison.arms import PERTURBATION, arm, perturb
 from scripts.comparison.config import ParityRunConfig
 from scripts.comparison.gradients import compare_states
 from scripts.comparison.processes import Job, ProcessError, run_all
+from scripts.comparison.report import markdown_table, to_html, write_report
 from train.config import CONF_DIR, register_schema
 from train.data import Corpus, TokenData, load_corpus
 from train.module import LanguageModel
@@ -190,12 +193,6 @@ def test_parity_from_end_to_end(tmp_path: Path) -> None:
     assert "fused against native: parity" in (folder / "report.md").read_text()
 
 
-def test_wrong_scale_from_end_to_end(tmp_path: Path) -> None:
-    ended = command(tmp_path, "candidate=wrong_scale")
-    assert ended.returncode == ab_parity.NO_PARITY, ended.stdout + ended.stderr
-    assert "wrong_scale against native: no parity" in ended.stdout
-
-
 def test_a_lost_run_is_an_error(tmp_path: Path) -> None:
     """NaN in all arms is no parity of NaN."""
     ended = command(tmp_path, "model.learning_rate=1e30")
@@ -214,6 +211,18 @@ def settings(folder: Path, *overrides: str) -> ParityRunConfig:
     cfg = OmegaConf.to_object(node)
     assert isinstance(cfg, ParityRunConfig)
     return cfg
+
+
+def test_wrong_scale_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_here(jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            assert worker.main(job.arguments[2:]) == 0
+
+    monkeypatch.setattr(ab_parity, "run_all", run_here)
+    assert ab_parity.compare(settings(tmp_path, "candidate=wrong_scale")) is False
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["verdict"] == "no parity"
+    assert not any(check[-1] for check in report["checks"] if "q and k" in check[0])
 
 
 @pytest.mark.parametrize(
@@ -259,3 +268,26 @@ def test_arms_that_start_differently_are_no_comparison() -> None:
     other = {"data_order_sha256": "c", "summary": {"initial_weights_sha256": "b"}}
     with pytest.raises(ab_parity.ComparisonError, match="order of the data"):
         ab_parity.check_equal_start({"native": run, "fused": other})
+
+
+# Reports
+
+
+def test_tables_of_a_report() -> None:
+    text = markdown_table(["arm", "ms", "share"], [["a|b", 1.23456, "5.0%"], ["c", 2, ""]])
+    assert text.splitlines() == [
+        "| arm | ms | share |",
+        "| --- | ---: | ---: |",
+        "| a\\|b | 1.235 | 5.0% |",
+        "| c | 2 |  |",
+    ]
+
+
+def test_a_report_says_nothing_that_it_was_not_given(tmp_path: Path) -> None:
+    with pytest.raises(UndefinedError):
+        write_report(tmp_path, "parity.md.j2", {"candidate": "fused"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_is_no_markup(tmp_path: Path) -> None:
+    assert "<script>" not in to_html("a <script>alert(1)</script> b", tmp_path)

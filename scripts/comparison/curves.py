@@ -82,10 +82,11 @@ def plot_curves(
     label = f"{len(natives)} native runs, from weights perturbed by about the last bit"
     above.fill_between(steps, band.min(0), band.max(0), color="0.8", label=label)
     below.fill_between(steps, (band - own).min(0), (band - own).max(0), color="0.8")
-    colors = {"native": "black", candidate: "tab:orange", "reference": "tab:blue"}
+    colors = {"reference": "tab:blue", "sdpa": "tab:purple", candidate: "tab:orange"}
+    colors["native"] = "black"
     for name, curve in curves.items():
         at = sorted(curve.val)
-        color = colors.get(name, "tab:green")
+        color = colors[name]
         label = "float64 softmax" if name == "reference" else name
         above.plot(at, [curve.val[s] for s in at], "o-", ms=3, lw=1, color=color, label=label)
         differences = [curve.val[s] - native.val[s] for s in at]

@@ -48,7 +48,8 @@ def write_parity_report(evidence: Evidence, control: Sequence[judge.Check], seco
     precision = evidence.settings.trainer.precision
     checks = judge.checks_of(candidate, results, precision)
     curves = {
-        name: read_curve(folder / "arms" / name) for name in ("reference", "native", candidate)
+        name: read_curve(folder / "arms" / name)
+        for name in dict.fromkeys(["reference", "sdpa", "native", candidate])
     }
     natives = [read_curve(folder / "arms" / name) for name in evidence.natives]
     spread = spread_of([curve.final for curve in natives])
@@ -82,6 +83,7 @@ def write_parity_report(evidence: Evidence, control: Sequence[judge.Check], seco
             "floor": judge.FLOOR[precision],
             "most_slope": judge.MOST_SLOPE[precision],
         },
+        "sdpa": _rows(judge.checks_of("sdpa", results, precision)),
         "checks": _rows(checks),
         "control": _rows(control),
         "control_failed": not judge.passed(control),

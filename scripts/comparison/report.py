@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from markdown_it import MarkdownIt
 from sms_plugin.callbacks.whole_file import whole_file
 
 TEMPLATES = Path(__file__).parent / "templates"
+_NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?|nan|")
 
 
 def write_report(folder: Path, template: str, values: Mapping[str, Any]) -> None:
@@ -24,8 +26,6 @@ def write_report(folder: Path, template: str, values: Mapping[str, Any]) -> None
         template: the name of a Markdown file in templates/.
         values: what it is filled with, plain values; all of report.json.
     """
-    with whole_file(folder / "report.json") as unfinished:
-        unfinished.write_text(json.dumps(values, indent=2) + "\n")
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -35,13 +35,16 @@ def write_report(folder: Path, template: str, values: Mapping[str, Any]) -> None
     )
     environment.globals["table"] = markdown_table
     text = environment.get_template(template).render(values)
-    with whole_file(folder / "report.md") as unfinished:
-        unfinished.write_text(text)
     page = environment.get_template("page.html.j2").render(
         title=text.splitlines()[0].lstrip("# "), body=to_html(text, folder)
     )
-    with whole_file(folder / "report.html") as unfinished:
-        unfinished.write_text(page)
+    for name, content in (
+        ("report.json", json.dumps(values, indent=2) + "\n"),
+        ("report.md", text),
+        ("report.html", page),
+    ):
+        with whole_file(folder / name) as unfinished:
+            unfinished.write_text(content)
 
 
 def to_html(text: str, folder: Path) -> str:
@@ -61,7 +64,7 @@ def to_html(text: str, folder: Path) -> str:
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Columns of numbers to the right; floats with four digits."""
     right = [
-        all(isinstance(row[column], (int, float)) for row in rows) and bool(rows)
+        bool(rows) and all(_NUMBER.fullmatch(_cell(row[column])) for row in rows)
         for column in range(len(headings))
     ]
     lines = [

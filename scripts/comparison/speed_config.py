@@ -24,6 +24,11 @@ class SpeedArm(enum.Enum):
         return self.name
 
     @property
+    def label(self) -> str:
+        """As tables and plots have it."""
+        return self.name.replace("_", " + ")
+
+    @property
     def softmax(self) -> Softmax:
         own = self.name.removesuffix("_compiled")
         return Softmax.native if own == "compiled" else Softmax[own]

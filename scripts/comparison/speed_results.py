@@ -71,9 +71,8 @@ class Compared:
     verdict: Speed
 
 
-def read_measured(folder: Path, arm: str, seq_len: int, repeats: int) -> Measured:
-    """From the folders of an arm's processes."""
-    own = folder / f"{seq_len}" / arm
+def read_measured(own: Path, arm: str, seq_len: int, repeats: int) -> Measured:
+    """From the folders of an arm's processes, which lie in `own`."""
     runs = [json.loads((own / f"{r}" / "speed.json").read_text()) for r in range(repeats)]
     return Measured(arm, seq_len, runs, read_kernels(own / "profile"))
 
