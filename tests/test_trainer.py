@@ -285,3 +285,19 @@ def test_command_line_from_another_folder(tmp_path: Path) -> None:
     assert wrong.returncode == 2
     assert "compiled, fused, native, sdpa" in wrong.stderr
     assert "Traceback" not in wrong.stderr
+
+
+def test_relative_paths_count_from_where_they_were_typed(tmp_path: Path) -> None:
+    (tmp_path / "my text.txt").write_text("To be, or not to be, that is the question.\n" * 400)
+    command = [
+        *(sys.executable, str(ROOT / "train" / "run.py"), *SMALL, "data=text"),
+        *("data.path=my text.txt", "hydra.job.chdir=true", "trainer.val_every=2"),
+    ]
+    for more in (
+        ["hydra.run.dir=a run", "trainer.max_steps=2"],
+        ["hydra.run.dir=on", "trainer.max_steps=4", "ckpt_path=a run/checkpoints/last.ckpt"],
+    ):
+        done = subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "going on from" in done.stdout
+    assert [int(row["step"]) for row in read_metrics(tmp_path / "on")] == [0, 1, 2, 3, 4]

@@ -17,6 +17,7 @@ import hydra
 import pytorch_lightning as pl
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from hydra.utils import to_absolute_path
 from omegaconf import DictConfig
 from pytorch_lightning.callbacks import Callback
 
@@ -173,9 +174,18 @@ def print_start(cfg: Config, parameters: int, corpus: Corpus, trainer: pl.Traine
     )
 
 
+def from_where_typed(cfg: Config) -> Config:
+    """Relative paths count from where the command was typed, also with hydra.job.chdir=true."""
+    if cfg.data.path is not None:
+        cfg.data.path = to_absolute_path(str(Path(cfg.data.path).expanduser()))
+    if cfg.ckpt_path not in (None, "last"):
+        cfg.ckpt_path = to_absolute_path(str(Path(cfg.ckpt_path).expanduser()))
+    return cfg
+
+
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
 def main(node: DictConfig) -> None:
-    cfg = to_config(node)
+    cfg = from_where_typed(to_config(node))
     strategy = cfg.trainer.strategy
     if HydraConfig.get().mode is RunMode.MULTIRUN and strategy.startswith(("ddp", "fsdp")):
         raise ValueError(
