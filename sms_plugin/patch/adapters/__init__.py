@@ -1,0 +1,1 @@
+"""Adapters for attention that people have; each file registers its own."""
