@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sms_plugin.patch import (
         PatchReport,
         patch_attention,
+        patched_attention,
         register_adapter,
         unpatch_attention,
     )
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _LAZY_NAMES = {
     "PatchReport": "sms_plugin.patch",
     "patch_attention": "sms_plugin.patch",
+    "patched_attention": "sms_plugin.patch",
     "register_adapter": "sms_plugin.patch",
     "unpatch_attention": "sms_plugin.patch",
 }
@@ -45,6 +47,7 @@ __all__ = [
     "call_counts",
     "mask_from_keep",
     "patch_attention",
+    "patched_attention",
     "register_adapter",
     "scaled_mask_softmax",
     "unpatch_attention",

@@ -8,7 +8,7 @@ A module is patched by an adapter: a subclass of its class that calls `self.scal
 """
 
 from sms_plugin.patch.adapters import multihead  # noqa: F401  registers its adapter
-from sms_plugin.patch.patching import patch_attention, unpatch_attention
+from sms_plugin.patch.patching import patch_attention, patched_attention, unpatch_attention
 from sms_plugin.patch.registry import SOFTMAX_NAMES, Adapter, register_adapter
 from sms_plugin.patch.report import PatchedModule, PatchError, PatchReport, SkippedModule
 
@@ -20,6 +20,7 @@ __all__ = [
     "PatchedModule",
     "SkippedModule",
     "patch_attention",
+    "patched_attention",
     "register_adapter",
     "unpatch_attention",
 ]

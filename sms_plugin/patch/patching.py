@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sms_plugin.modules import ScaledMaskSoftmax
 from sms_plugin.patch.registry import (
@@ -18,6 +21,8 @@ from sms_plugin.patch.registry import (
 )
 from sms_plugin.patch.report import PatchedModule, PatchError, PatchReport, SkippedModule
 
+OnProbs = Callable[[str, Tensor], object]
+
 SLOT = "scaled_mask_softmax"  # the submodule that a patched forward calls; it has no state
 _NAME = "_sms_plugin_softmax"  # on a patched instance: the name it was patched with
 
@@ -28,6 +33,7 @@ def patch_attention(
     modules: Sequence[str] | None = None,
     strict: bool = True,
     softmax: str = "fused",
+    on_probs: OnProbs | None = None,
 ) -> PatchReport:
     """Exchange the softmax of the attention modules of `model`, in place.
 
@@ -41,21 +47,60 @@ def patch_attention(
         strict: raise when a module that has an adapter can't be patched.
         softmax: "fused", "native", "compiled", "reference" (see ScaledMaskSoftmax), or "sdpa":
             the whole core by F.scaled_dot_product_attention, without probabilities.
+        on_probs: called in every forward as `on_probs(name, probs)` with the qualified name of each
+            module that is patched and its probabilities (..., Tq, Tk), before dropout. They are
+            freed as soon as nothing holds them, so that reading all layers takes the memory of
+            one. Patching again exchanges it; None: nobody is called any more.
 
     Raises:
         PatchError: when nothing is patched, or with `strict` not everything.
-        ValueError: for an unknown `softmax`, or a pattern in `modules` that matches nothing.
+        ValueError: for an unknown `softmax`, a pattern in `modules` that matches nothing, or
+            `on_probs` with "sdpa", which has no probabilities.
     """
-    report = apply_patch(model, modules=modules, strict=strict, softmax=softmax)
+    report = apply_patch(model, modules=modules, strict=strict, softmax=softmax, on_probs=on_probs)
     print(report.summary())
     return report
 
 
+@contextmanager
+def patched_attention(
+    model: nn.Module,
+    *,
+    modules: Sequence[str] | None = None,
+    strict: bool = True,
+    softmax: str = "fused",
+    on_probs: OnProbs | None = None,
+) -> Iterator[PatchReport]:
+    """`patch_attention` for the time of a block; afterwards every module is what it was before.
+
+        with sms_plugin.patched_attention(model, on_probs=fn):
+            model(tokens)
+
+    Args and errors: those of `patch_attention`.
+    """
+    before = {name: (module, _state(module)) for name, module in _attention_modules(model)}
+    report = apply_patch(model, modules=modules, strict=strict, softmax=softmax, on_probs=on_probs)
+    try:
+        yield report
+    finally:
+        for patched in report.patched:
+            _set_state(*before[patched.name])
+
+
 def apply_patch(
-    model: nn.Module, *, modules: Sequence[str] | None, strict: bool, softmax: str
+    model: nn.Module,
+    *,
+    modules: Sequence[str] | None,
+    strict: bool,
+    softmax: str,
+    on_probs: OnProbs | None = None,
 ) -> PatchReport:
     """`patch_attention` without printing, for callers that know their rank."""
     check_softmax("patch_attention", softmax)
+    if softmax == "sdpa" and on_probs is not None:
+        raise ValueError(
+            "patch_attention: softmax='sdpa' has no probabilities for on_probs; use another softmax"
+        )
     candidates = dict(_attention_modules(model))
     selected = _select(candidates, modules)
     todo: list[tuple[nn.Module, Adapter]] = []
@@ -91,6 +136,8 @@ def apply_patch(
     for (module, adapter), slot in zip(todo, slots, strict=True):
         _restore(module, adapter)
         _swap(module, adapter, softmax, slot)
+    for done in patched:
+        _set_listener(candidates[done.name], done.name, on_probs)
     return report
 
 
@@ -126,6 +173,43 @@ def _swap(
     module.__class__ = cls
     module.__dict__[_NAME] = softmax
     if slot is not None:
+        setattr(module, SLOT, slot.train(module.training))
+
+
+def _set_listener(module: nn.Module, name: str, on_probs: OnProbs | None) -> None:
+    """Hand the probabilities of a patched module to `on_probs`, and to nobody else."""
+    slot = module._modules.get(SLOT)
+    if slot is None:  # sdpa
+        return
+    slot._forward_hooks.clear()
+    if on_probs is not None:
+        slot.register_forward_hook(functools.partial(_hand_over, name, on_probs))
+
+
+def _hand_over(name: str, on_probs: OnProbs, slot: nn.Module, args: Any, probs: Tensor) -> None:
+    on_probs(name, probs)
+
+
+def _state(module: nn.Module) -> tuple[type[nn.Module], str | None, nn.Module | None, Any]:
+    slot = module._modules.get(SLOT) if is_patched(module) else None
+    hooks = None if slot is None else dict(slot._forward_hooks)
+    return type(module), getattr(module, _NAME, None), slot, hooks
+
+
+def _set_state(
+    module: nn.Module, state: tuple[type[nn.Module], str | None, nn.Module | None, Any]
+) -> None:
+    cls, name, slot, hooks = state
+    adapter = adapter_of(module)
+    if adapter is None:
+        return  # it became something else within the block
+    _restore(module, adapter)
+    module.__class__ = cls
+    if name is not None:
+        module.__dict__[_NAME] = name
+    if slot is not None:
+        slot._forward_hooks.clear()
+        slot._forward_hooks.update(hooks)
         setattr(module, SLOT, slot.train(module.training))
 
 
