@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +18,16 @@ from hydra import compose, initialize_config_dir
 from jinja2 import UndefinedError
 from omegaconf import OmegaConf
 from small_runs import ROOT, small_config
+from torch import Tensor
 
 from scripts import ab_parity
-from scripts.comparison import curves, judge, worker
+from scripts.comparison import arms, curves, judge, worker
 from scripts.comparison.arms import PERTURBATION, arm, perturb
 from scripts.comparison.config import ParityRunConfig
 from scripts.comparison.gradients import compare_states
 from scripts.comparison.processes import Job, ProcessError, run_all
 from scripts.comparison.report import markdown_table, to_html, write_report
+from sms_plugin.modules import native_softmax
 from train.config import CONF_DIR, register_schema
 from train.data import Corpus, TokenData, load_corpus
 from train.module import LanguageModel
@@ -78,15 +81,12 @@ def test_a_softmax_that_ignores_its_mask_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Removed keys that count a little: -10 in place of -inf."""
-    from scripts.comparison import arms
-    from sms_plugin.modules import native_softmax
 
-    class Leaking(torch.nn.Module):
-        def forward(self, scores, mask=None, scale=1.0, is_causal=False, *, bias=None):  # type: ignore[no-untyped-def]
-            above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-            return native_softmax(scores.masked_fill(above, -10 / scale), None, scale)
+    def leaking(scores: Tensor, mask: None, scale: float, *args: Any, **kwargs: Any) -> Tensor:
+        above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return native_softmax(scores.masked_fill(above, -10 / scale), None, scale)
 
-    monkeypatch.setattr(arms, "WrongScaleSoftmax", Leaking)
+    monkeypatch.setitem(arms.OWN, "wrong_scale", leaking)
     results = results_of(tmp_path)
     checks = judge.checks_of("wrong_scale", results, "32-true")
     assert not judge.passed(checks)

@@ -51,8 +51,8 @@ def check_same_run(cfg: Config, checkpoint: Path) -> None:
         ValueError: where going on would be another training.
     """
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    before = _flat(saved["hyper_parameters"]["config"])
-    now = _flat(plain(asdict(cfg)))
+    before = flat(saved["hyper_parameters"]["config"])
+    now = flat(plain(asdict(cfg)))
     differing = [
         f"{key}: {before.get(key)!r} there, {now.get(key)!r} here"
         for key in sorted(before.keys() | now.keys())
@@ -65,11 +65,12 @@ def check_same_run(cfg: Config, checkpoint: Path) -> None:
         )
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted keys."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,55 +22,42 @@ PERTURBATION = 1e-7  # relative, of weights that can hold it
 FLIPPED = 1e-3  # share of the weights that move by a unit in the last place, where they can't
 
 
-class Float64Softmax(nn.Module):
+def float64_softmax(scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The definition in float64, in the dtype of the scores: what the others are measured by."""
-
-    def forward(
-        self,
-        scores: Tensor,
-        mask: Tensor | None = None,
-        scale: float = 1.0,
-        is_causal: bool = False,
-        *,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        probs = reference.scaled_mask_softmax(
-            scores, mask, scale, is_causal, bias=bias, dtype=torch.float64
-        )
-        return probs.to(scores.dtype)
+    probs = reference.scaled_mask_softmax(scores, *args, dtype=torch.float64, **kwargs)
+    return probs.to(scores.dtype)
 
 
-class ChainSoftmax(nn.Module):
+def chain_softmax(scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The native chain in the dtype of the scores, whatever autocast would make of it."""
-
-    def forward(
-        self,
-        scores: Tensor,
-        mask: Tensor | None = None,
-        scale: float = 1.0,
-        is_causal: bool = False,
-        *,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        with torch.autocast(scores.device.type, enabled=False):
-            return native_softmax(scores, mask, scale, is_causal, bias=bias)
+    with torch.autocast(scores.device.type, enabled=False):
+        return native_softmax(scores, *args, **kwargs)
 
 
-class WrongScaleSoftmax(nn.Module):
+def wrong_scale_softmax(
+    scores: Tensor, mask: Tensor | None, scale: float, *args: Any, **kwargs: Any
+) -> Tensor:
     """The fused operator with a scale that is off by 1 %: a mistake that a loss hardly shows."""
+    return sms_plugin.scaled_mask_softmax(scores, mask, scale * WRONG_SCALE, *args, **kwargs)
 
-    def forward(
-        self,
-        scores: Tensor,
-        mask: Tensor | None = None,
-        scale: float = 1.0,
-        is_causal: bool = False,
-        *,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        return sms_plugin.scaled_mask_softmax(
-            scores, mask, scale * WRONG_SCALE, is_causal, bias=bias
-        )
+
+# Those that aren't choices of the trainer; each is called as `scaled_mask_softmax` is.
+OWN: dict[str, Callable[..., Tensor]] = {
+    "reference": float64_softmax,
+    "chain": chain_softmax,
+    "wrong_scale": wrong_scale_softmax,
+}
+
+
+class OwnSoftmax(nn.Module):
+    """One of them as a module."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = OWN[name]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.function(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -94,17 +83,12 @@ class Arm:
         """Give a new module the softmax of this arm, and perturb its weights."""
         if self.perturbation is not None:
             perturb(module, self.perturbation)
-        own = {
-            "reference": Float64Softmax,
-            "chain": ChainSoftmax,
-            "wrong_scale": WrongScaleSoftmax,
-        }.get(self.name)
-        if own is None:
+        if self.name not in OWN:
             return choose_softmax(module, softmax)
         report = sms_plugin.patch_attention(module, softmax="fused")
         for part in module.modules():
             if isinstance(getattr(part, "scaled_mask_softmax", None), nn.Module):
-                part.scaled_mask_softmax = own()
+                part.scaled_mask_softmax = OwnSoftmax(self.name)
         return report
 
 

@@ -19,6 +19,7 @@ from scripts.comparison.curves import (
     spread_of,
 )
 from scripts.comparison.report import write_report
+from train.resume import flat
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,10 @@ def _arm_row(evidence: Evidence, name: str) -> tuple[Any, ...]:
 
 def _differences(folder: Path, candidate: str) -> list[tuple[str, str, str]]:
     """Keys whose values differ between the runs of native and the candidate; not the folders."""
-    flat = []
-    for name in ("native", candidate):
-        node = OmegaConf.load(folder / "arms" / name / "config.yaml")
-        values = OmegaConf.to_container(node)
-        assert isinstance(values, dict)
-        flat.append(_flatten(values))
-    native, other = flat
+    native, other = (
+        flat(_plain(OmegaConf.load(folder / "arms" / name / "config.yaml")))
+        for name in ("native", candidate)
+    )
     return [
         (key, str(native.get(key)), str(other.get(key)))
         for key in sorted(native.keys() | other.keys())
@@ -151,11 +149,7 @@ def _differences(folder: Path, candidate: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def _plain(node: Any) -> dict[str, Any]:
+    values = OmegaConf.to_container(node)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
