@@ -98,6 +98,7 @@ def check_settings(cfg: SpeedRunConfig) -> None:
         ("speed.steps", cfg.speed.steps, 5),
         ("trainer.timer_warmup_steps", cfg.trainer.timer_warmup_steps, 3),
         ("the number of speed.seq_lens", len(cfg.speed.seq_lens), 1),
+        ("speed.seq_lens", min(cfg.speed.seq_lens, default=1), 1),
     ):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")

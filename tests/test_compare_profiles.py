@@ -133,6 +133,7 @@ def test_native_alone_is_compared_with_itself(tmp_path: Path, in_this_process: l
     ("override", "answer"),
     [
         ("speed.repeats=2", "speed.repeats must be at least 3, got 2"),
+        ("speed.seq_lens=[0]", "speed.seq_lens must be at least 1, got 0"),
         ("speed.steps=0", "speed.steps must be at least 5, got 0"),
         ("softmax=fused", r"choose speed.arms=\[fused"),
         ("compile=true", r"choose speed.arms=\[fused"),
@@ -190,7 +191,7 @@ def test_finished_runs(finished: Path, tmp_path: Path) -> None:
     assert compare_runs(read_finished(b), read_finished(a))[1].verdict is Speed.slower
     assert compare_runs(read_finished(a), read_finished(c))[1].verdict is Speed.same
     lines = compare_profiles.compare_finished(a, b)
-    assert "b: faster; 2.000 times as fast as a" in lines[0]
+    assert "b at 24: faster; 2.000 times as fast as a" in lines[0]
     assert (b / "compared-with-a" / "report.html").is_file()
 
 

@@ -80,7 +80,8 @@ def test_the_last_run_is_found(whole: Path, tmp_path: Path) -> None:
     assert find_checkpoint(small_config(whole)) is None
     assert find_checkpoint(small_config(tmp_path, f"ckpt_path={last}")) == last
     runs = tmp_path / "runs"
-    for age, name in ((20, "older"), (10, "newer")):
+    # The newest is an arm of a comparison, which is no run of the user's.
+    for age, name in ((20, "older"), (10, "newer"), (0, "comparison/arms/native")):
         checkpoint = runs / "today" / name / "checkpoints" / "last.ckpt"
         checkpoint.parent.mkdir(parents=True)
         checkpoint.touch()
@@ -96,7 +97,9 @@ def test_the_last_run_is_found(whole: Path, tmp_path: Path) -> None:
 def test_another_training_is_refused(whole: Path, tmp_path: Path) -> None:
     last = whole / "checkpoints" / "last.ckpt"
     same = ["trainer.max_steps=99", "softmax=native", "data.num_workers=1", f"ckpt_path={last}"]
-    check_same_run(small_config(tmp_path, *STEPS, *same), last)
+    notes = check_same_run(small_config(tmp_path, *STEPS, *same), last)
+    assert [note.split(" was ")[0] for note in notes] == ["softmax.name", "trainer.max_steps"]
+    assert "is 99 from here on, where the learning rate's decay ends" in notes[1]
     with pytest.raises(ValueError, match=r"model.n_layer: 2 there, 3 here; seed: 1337 there, 1 he"):
         check_same_run(small_config(tmp_path, *STEPS, "model.n_layer=3", "seed=1"), last)
 

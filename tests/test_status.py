@@ -62,12 +62,15 @@ def test_a_failure_says_why_and_how_to_go_on(
     assert status(tmp_path)["status"] == "finished"
 
 
-def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     fail_at(6, monkeypatch, KeyboardInterrupt())
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         run.train(small_config(tmp_path, *STEPS))
     said = status(tmp_path)
     assert said["status"] == "interrupted" and "last.ckpt" in said["go_on"]
+    assert f"interrupted; to go on: {said['go_on']}" in capsys.readouterr().err
 
 
 def test_a_nan_loss_ends_the_run_before_it_is_saved(
@@ -77,6 +80,7 @@ def test_a_nan_loss_ends_the_run_before_it_is_saved(
     with pytest.raises(RuntimeError, match="training loss of step 5 is nan"):
         run.train(small_config(tmp_path, *STEPS))
     assert status(tmp_path)["status"] == "failed"
+    assert "go_on" not in status(tmp_path)  # the same settings would lose the weights again
     saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["global_step"] == 4
     assert all(weight.isfinite().all() for weight in saved["state_dict"].values())

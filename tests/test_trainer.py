@@ -217,6 +217,18 @@ def test_fused_run_without_a_call_fails(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "summary.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("override", "answer"),
+    [
+        ("trainer.val_every=0", "trainer.val_every must be at least 1, got 0"),
+        ("data.path=my.txt", "read with data=text only, got data.source=stdlib"),
+    ],
+)
+def test_what_would_not_be_done_is_refused(tmp_path: Path, override: str, answer: str) -> None:
+    with pytest.raises(ValueError, match=answer):
+        run.train(small_config(tmp_path, override))
+
+
 def test_zero_steps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_steps must be at least 1, got 0"):
         run.train(small_config(tmp_path, "trainer.max_steps=0"))

@@ -29,6 +29,10 @@ class MetricsRow:
     tokens_per_s: float | None = None  # since the validation before; in its rows only
 
 
+class LossError(RuntimeError):
+    """A training loss that isn't finite."""
+
+
 class MetricsRecorder(Callback):
     """Keeps a row for each step and writes them at each validation and at the end.
 
@@ -44,7 +48,7 @@ class MetricsRecorder(Callback):
         train_seconds: spent training so far, validation left out.
 
     Raises:
-        RuntimeError: at a validation or the end, when a training loss before isn't finite.
+        LossError: at a validation or the end, when a training loss before isn't finite.
     """
 
     def __init__(self, path: Path, *, max_steps: int, tokens_per_step: int) -> None:
@@ -153,10 +157,10 @@ class MetricsRecorder(Callback):
         for step in sorted(self.rows):
             loss = self.rows[step].train_loss
             if loss is not None and not math.isfinite(loss):
-                raise RuntimeError(
+                raise LossError(
                     f"the training loss of step {step} is {loss}: the weights are lost from there "
-                    "on; lower model.learning_rate or trainer.gradient_clip_val, and go on from "
-                    "the checkpoint before"
+                    "on; start again with a lower model.learning_rate, or with gradients clipped "
+                    "(trainer.gradient_clip_val=1.0)"
                 )
 
     def live(self) -> dict[str, str]:

@@ -35,7 +35,9 @@ def find_checkpoint(cfg: Config) -> Path | None:
     if (run_dir / LAST).is_file():
         return run_dir / LAST
     runs = next((folder for folder in run_dir.parents if folder.name == "runs"), run_dir)
-    found = sorted(runs.glob(f"**/{LAST}"), key=lambda path: path.stat().st_mtime)
+    # The arms of a comparison are no runs of the user's.
+    found = [path for path in runs.glob(f"**/{LAST}") if "arms" not in path.parts]
+    found.sort(key=lambda path: path.stat().st_mtime)
     if not found:
         raise FileNotFoundError(
             f"ckpt_path=last, but there is no {LAST} below {runs}; name a file, or by run_dir=... "
@@ -44,8 +46,11 @@ def find_checkpoint(cfg: Config) -> Path | None:
     return found[-1]
 
 
-def check_same_run(cfg: Config, checkpoint: Path) -> None:
+def check_same_run(cfg: Config, checkpoint: Path) -> list[str]:
     """Compare the configuration with the one that the checkpoint was trained by.
+
+    Returns:
+        A line for each difference that is allowed and changes the training.
 
     Raises:
         ValueError: where going on would be another training.
@@ -63,6 +68,12 @@ def check_same_run(cfg: Config, checkpoint: Path) -> None:
             f"ckpt_path: {checkpoint} was trained by other settings; give the same ones, or start "
             "anew without ckpt_path. " + "; ".join(differing)
         )
+    notes = {"softmax.name": "", "trainer.max_steps": ", where the learning rate's decay ends"}
+    return [
+        f"{key} was {before[key]} and is {now[key]} from here on{note}"
+        for key, note in notes.items()
+        if before[key] != now[key]
+    ]
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

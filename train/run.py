@@ -59,6 +59,8 @@ def train(
     """
     if cfg.trainer.max_steps < 1:
         raise ValueError(f"trainer.max_steps must be at least 1, got {cfg.trainer.max_steps}")
+    if cfg.trainer.val_every < 1:
+        raise ValueError(f"trainer.val_every must be at least 1, got {cfg.trainer.val_every}")
     with run_status(Path(cfg.run_dir)):
         return _train(cfg, choose or choose_softmax, callbacks)
 
@@ -67,8 +69,8 @@ def _train(cfg: Config, choose: Choose, more_callbacks: Sequence[Callback]) -> d
     started = time.perf_counter()
     checkpoint = find_checkpoint(cfg)
     if checkpoint is not None:
-        check_same_run(cfg, checkpoint)
-        print(f"going on from {checkpoint}")
+        notes = check_same_run(cfg, checkpoint)
+        print("\n".join([f"going on from {checkpoint}", *notes]))
     run_dir = Path(cfg.run_dir)
 
     micro_batches = cfg.trainer.accumulate_grad_batches * cfg.trainer.devices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -12,6 +13,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_only
 
 from sms_plugin.callbacks.whole_file import whole_file
+from train.metrics import LossError
 from train.resume import LAST
 
 
@@ -37,7 +39,11 @@ def run_status(run_dir: Path) -> Iterator[None]:
         # Lightning ends the process itself after Ctrl-C.
         is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
         reason = {"error": f"{type(error).__name__}: {error}"} if not is_interrupt else {}
-        write("interrupted" if is_interrupt else "failed", **reason, **_way_out(error, run_dir))
+        advice = _way_out(error, run_dir)
+        write("interrupted" if is_interrupt else "failed", **reason, **advice)
+        if is_interrupt and rank_zero_only.rank == 0:
+            way = advice.get("go_on", "there is no checkpoint yet (trainer.val_every)")
+            print(f"interrupted; to go on: {way}", file=sys.stderr)
         raise
     write("finished")
 
@@ -49,7 +55,8 @@ def _way_out(error: BaseException, run_dir: Path) -> dict[str, str]:
             "a smaller data.batch_size with a larger trainer.accumulate_grad_batches, or a shorter "
             "data.seq_len"
         )
-    if (run_dir / LAST).is_file():
+    # From there, the same settings would lose the weights again.
+    if (run_dir / LAST).is_file() and not isinstance(error, LossError):
         advice["go_on"] = f"the same command with ckpt_path={run_dir / LAST}"
     return advice
 

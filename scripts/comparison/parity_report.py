@@ -13,6 +13,7 @@ from scripts.comparison import judge
 from scripts.comparison.config import ParityRunConfig
 from scripts.comparison.curves import (
     CONFIDENCE,
+    NOTHING,
     plot_curves,
     plot_distances,
     read_curve,
@@ -89,6 +90,7 @@ def write_parity_report(evidence: Evidence, control: Sequence[judge.Check], seco
         "control": _rows(control),
         "control_failed": not judge.passed(control),
         "confidence": CONFIDENCE,
+        "nothing": NOTHING,
         "spread": asdict(spread),
         "inside": inside,
         "ends": ends,
@@ -105,14 +107,15 @@ def write_parity_report(evidence: Evidence, control: Sequence[judge.Check], seco
     }
     write_report(folder, "parity.md.j2", values)
     worst = max(checks, key=lambda check: check.value / check.limit)
+    which = "nearest to its limit" if worst.passed else "farthest beyond its limit"
     print(
         f"{candidate} against native: {values['verdict']}\n"
         f"  gradients: {sum(check.passed for check in checks)} of {len(checks)} checks passed; "
-        f"nearest to its limit: {worst.name} at step {worst.step}, {worst.value:.2g} of "
+        f"{which}: {worst.name} at step {worst.step}, {worst.value:.2g} of "
         f"{worst.limit:.2g} (chain {worst.chain:.2g})\n"
         f"  curves: ends {ends[candidate] - ends['native']:+.4f} from native, "
         f"{'inside' if inside else 'outside'} the spread of native runs\n"
-        f"  negative control: failed, as it has to\n"
+        f"  negative control, a scale off by 1 %: not accepted, as it has to be\n"
         f"report: {folder / 'report.html'}"
     )
     return has_parity

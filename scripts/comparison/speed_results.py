@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from scripts.comparison.ratios import Ratio, Speed, noise_of, ratio_of, verdict
 from sms_plugin.callbacks.step_times import STEADY
 from train.profiling import Group
@@ -139,7 +141,9 @@ def read_finished(run_dir: Path) -> Measured:
                 "environment": summary["environment"],
                 "tokens_per_s": summary["tokens_per_s"],
                 "peak_memory_bytes": summary["peak_memory_bytes"],
+                "parameters": summary["parameters"],
                 "first_step_s": float("nan"),
             }
         )
-    return Measured(f"{run_dir.name}", 0, runs, read_kernels(run_dir))
+    seq_len = int(OmegaConf.load(run_dir / "config.yaml").data.seq_len)
+    return Measured(f"{run_dir.name}", seq_len, runs, read_kernels(run_dir))

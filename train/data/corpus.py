@@ -80,6 +80,11 @@ def load_corpus(config: DataConfig, seed: int) -> Corpus:
         FileNotFoundError: when there is no such text.
         ValueError: when it can't be split or tokenized as asked for.
     """
+    if config.path is not None and config.source is not Source.text:
+        raise ValueError(
+            f"data.path={config.path} is read with data=text only, got data.source="
+            f"{config.source.name}; add data=text"
+        )
     if config.source is Source.random:
         if config.vocab_size < 2:
             raise ValueError(f"data.vocab_size must be at least 2, got {config.vocab_size}")
