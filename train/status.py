@@ -32,6 +32,10 @@ def run_status(run_dir: Path) -> Iterator[None]:
             values = {"status": status, "started": started, "written": _now(), **more}
             unfinished.write_text(json.dumps(values, indent=2) + "\n")
 
+    @rank_zero_only
+    def say(way: str) -> None:
+        print(f"interrupted; to go on: {way}", file=sys.stderr)
+
     write("running")
     try:
         yield
@@ -41,9 +45,8 @@ def run_status(run_dir: Path) -> Iterator[None]:
         reason = {"error": f"{type(error).__name__}: {error}"} if not is_interrupt else {}
         advice = _way_out(error, run_dir)
         write("interrupted" if is_interrupt else "failed", **reason, **advice)
-        if is_interrupt and rank_zero_only.rank == 0:
-            way = advice.get("go_on", "there is no checkpoint yet (trainer.val_every)")
-            print(f"interrupted; to go on: {way}", file=sys.stderr)
+        if is_interrupt:
+            say(advice.get("go_on", "there is no checkpoint yet (trainer.val_every)"))
         raise
     write("finished")
 
