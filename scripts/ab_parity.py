@@ -16,14 +16,14 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from scripts.comparison import judge
 from scripts.comparison.config import Candidate, ParityRunConfig
 from scripts.comparison.parity_report import Evidence, write_parity_report
 from scripts.comparison.processes import Job, ProcessError, run_all
-from scripts.comparison.settings import write_arm_config
-from train.config import CONF_DIR, Softmax, register_schema
+from scripts.comparison.settings import check_at_least, write_arm_config
+from train.config import CONF_DIR, Softmax, register_schema, to_config
 from train.overrides import exit_on_mistakes
 
 PARITY, ERROR, NO_PARITY = 0, 1, 3  # exit statuses
@@ -81,15 +81,14 @@ def compare(cfg: ParityRunConfig) -> bool:
 def check_settings(cfg: ParityRunConfig) -> None:
     judge.check_precision(cfg.trainer.precision)
     validations = cfg.trainer.max_steps // cfg.trainer.val_every
-    for name, value, least in (
+    bounds = (
         ("trainer.max_steps", cfg.trainer.max_steps, 10),
         ("parity.states", cfg.parity.states, 1),
         ("parity.batches", cfg.parity.batches, 1),
         ("parity.native_runs", cfg.parity.native_runs, 3),
         ("trainer.max_steps / trainer.val_every", validations, 5),
-    ):
-        if value < least:
-            raise ComparisonError(f"{name} must be at least {least}, got {value}")
+    )
+    check_at_least(bounds)
     if cfg.trainer.devices != 1 or cfg.ckpt_path is not None:
         raise ComparisonError(
             "arms train from the start on one device; leave trainer.devices and ckpt_path as "
@@ -148,8 +147,7 @@ def read_results(path: Path) -> dict[str, list[judge.StateResult]]:
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="ab_parity")
 def main(node: DictConfig) -> None:
-    cfg = OmegaConf.to_object(node)
-    assert isinstance(cfg, ParityRunConfig)
+    cfg = to_config(node, ParityRunConfig)
     try:
         has_parity = compare(cfg)
     except (ComparisonError, ProcessError, ValueError) as error:

@@ -18,7 +18,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from scripts.comparison.processes import Job, ProcessError, run_all
-from scripts.comparison.settings import write_arm_config
+from scripts.comparison.settings import check_at_least, write_arm_config
 from scripts.comparison.speed_config import SpeedArm, SpeedRunConfig
 from scripts.comparison.speed_report import write_speed_report
 from scripts.comparison.speed_results import (
@@ -30,7 +30,7 @@ from scripts.comparison.speed_results import (
     read_finished,
     read_measured,
 )
-from train.config import CONF_DIR, Softmax, register_schema
+from train.config import CONF_DIR, Softmax, register_schema, to_config
 from train.overrides import exit_on_mistakes
 
 WORKER = ("-m", "scripts.comparison.speed_worker")
@@ -93,15 +93,14 @@ def measure(cfg: SpeedRunConfig) -> list[str]:
 
 
 def check_settings(cfg: SpeedRunConfig) -> None:
-    for name, value, least in (
+    bounds = (
         ("speed.repeats", cfg.speed.repeats, 3),
         ("speed.steps", cfg.speed.steps, 5),
         ("trainer.timer_warmup_steps", cfg.trainer.timer_warmup_steps, 3),
         ("the number of speed.seq_lens", len(cfg.speed.seq_lens), 1),
         ("speed.seq_lens", min(cfg.speed.seq_lens, default=1), 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+    )
+    check_at_least(bounds)
     if cfg.softmax.name is not Softmax.native or cfg.compile:
         raise ValueError("softmax and compile are the arms'; choose speed.arms=[fused,compiled]")
     if cfg.trainer.devices != 1:
@@ -141,8 +140,7 @@ def compare_finished(first: Path, second: Path) -> list[str]:
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="compare_profiles")
 def main(node: DictConfig) -> None:
-    cfg = OmegaConf.to_object(node)
-    assert isinstance(cfg, SpeedRunConfig)
+    cfg = to_config(node, SpeedRunConfig)
     finish(lambda: measure(cfg))
 
 
@@ -157,10 +155,9 @@ def finish(run: Callable[[], list[str]]) -> None:
 
 def two_folders(arguments: list[str]) -> tuple[Path, Path] | None:
     """Two run folders in place of overrides."""
-    paths = [Path(argument) for argument in arguments if "=" not in argument]
-    if len(arguments) == 2 and len(paths) == 2 and not arguments[0].startswith("-"):
-        return paths[0], paths[1]
-    return None
+    if len(arguments) != 2 or any("=" in a or a.startswith("-") for a in arguments):
+        return None
+    return Path(arguments[0]), Path(arguments[1])
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from small_runs import SMALL, small_config
 
 from scripts import compare_profiles
@@ -20,7 +18,7 @@ from scripts.comparison.ratios import Ratio, Speed, most_possible, noise_of, rat
 from scripts.comparison.speed_config import SpeedArm, SpeedRunConfig
 from scripts.comparison.speed_results import compare_runs, read_finished
 from train import run
-from train.config import CONF_DIR, Softmax, register_schema
+from train.config import Softmax, compose_config
 
 # Ratios
 
@@ -65,16 +63,8 @@ def test_noise_counts_either_way() -> None:
 
 
 def settings(folder: Path, *overrides: str) -> SpeedRunConfig:
-    register_schema(SpeedRunConfig)
-    try:
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            small = [*SMALL, "trainer.timer_warmup_steps=3", "speed.steps=5", f"run_dir={folder}"]
-            node = compose("compare_profiles", overrides=[*small, *overrides])
-    finally:
-        register_schema()
-    cfg = OmegaConf.to_object(node)
-    assert isinstance(cfg, SpeedRunConfig)
-    return cfg
+    small = [*SMALL, "trainer.timer_warmup_steps=3", "speed.steps=5", f"run_dir={folder}"]
+    return compose_config("compare_profiles", SpeedRunConfig, [*small, *overrides])
 
 
 @pytest.fixture

@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from jinja2 import UndefinedError
-from omegaconf import OmegaConf
 from small_runs import ROOT, small_config
 from torch import Tensor
 
@@ -28,7 +26,7 @@ from scripts.comparison.gradients import compare_states
 from scripts.comparison.processes import Job, ProcessError, run_all
 from scripts.comparison.report import markdown_table, to_html, write_report
 from sms_plugin.modules import native_softmax
-from train.config import CONF_DIR, register_schema
+from train.config import compose_config
 from train.data import Corpus, TokenData, load_corpus
 from train.module import LanguageModel
 from train.overrides import OverrideError, check_overrides
@@ -202,15 +200,7 @@ def test_a_lost_run_is_an_error(tmp_path: Path) -> None:
 
 
 def settings(folder: Path, *overrides: str) -> ParityRunConfig:
-    register_schema(ParityRunConfig)
-    try:
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            node = compose("ab_parity", overrides=[*QUICK, f"run_dir={folder}", *overrides])
-    finally:
-        register_schema()
-    cfg = OmegaConf.to_object(node)
-    assert isinstance(cfg, ParityRunConfig)
-    return cfg
+    return compose_config("ab_parity", ParityRunConfig, [*QUICK, f"run_dir={folder}", *overrides])
 
 
 def test_wrong_scale_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

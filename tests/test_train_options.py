@@ -103,9 +103,8 @@ def test_run_folder_says_where_it_ran_before_it_fails(tmp_path: Path) -> None:
     assert (tmp_path / "config.yaml").is_file()
 
 
-def test_fsdp_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def test_fsdp_without_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"strategy=fsdp, but torch .* sees no GPU"):
         run.train(small_config(tmp_path, "trainer.strategy=fsdp"))
 

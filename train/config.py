@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -138,20 +139,28 @@ class Config:
     run_dir: str = MISSING
 
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
 def register_schema(schema: type[Config] = Config) -> None:
     """Make the dataclasses the schema of conf/config.yaml (its first default)."""
     ConfigStore.instance().store(name="schema", node=schema)
 
 
-def to_config(node: DictConfig) -> Config:
+def to_config(node: DictConfig, schema: type[AnyConfig]) -> AnyConfig:
     """The composed configuration as a checked dataclass; missing values raise."""
     config = OmegaConf.to_object(node)
-    assert isinstance(config, Config)
+    assert isinstance(config, schema)
     return config
 
 
 def load_config(overrides: list[str]) -> Config:
     """Compose conf/ for a caller in Python; `run_dir=...` must be among `overrides`."""
-    register_schema()
+    return compose_config("config", Config, overrides)
+
+
+def compose_config(name: str, schema: type[AnyConfig], overrides: list[str]) -> AnyConfig:
+    """The same of conf/`name`.yaml, whose settings are those of `schema`."""
+    register_schema(schema)
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return to_config(compose("config", overrides=overrides))
+        return to_config(compose(name, overrides=overrides), schema)

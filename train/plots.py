@@ -12,6 +12,22 @@ from sms_plugin.callbacks.whole_file import whole_file
 from train.metrics import MetricsRow
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches.
+
+    No pyplot: it keeps figures in a global list and picks a backend by the display.
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """As a PNG, whole or not at all."""
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=120)
+
+
 def plot_losses(
     rows: Iterable[MetricsRow], *, unigram_entropy: float, title: str, path: Path
 ) -> None:
@@ -26,9 +42,7 @@ def plot_losses(
     rows = list(rows)
     train = [(row.step, row.train_loss) for row in rows if row.train_loss is not None]
     val = [(row.step, row.val_loss) for row in rows if row.val_loss is not None]
-    # No pyplot: it keeps figures in a global list and picks a backend by the display.
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 4.5)
     axes = figure.add_subplot()
     axes.axhline(unigram_entropy, color="0.6", linestyle="--", label="entropy of single tokens")
     if train:
@@ -38,5 +52,4 @@ def plot_losses(
     axes.set(title=title, xlabel="optimizer step", ylabel="loss, nats a token")
     axes.grid(alpha=0.3)
     axes.legend()
-    with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=120)
+    save_figure(figure, path)

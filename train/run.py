@@ -25,8 +25,8 @@ import sms_plugin
 from sms_plugin.callbacks import ForwardBackwardTimer
 from sms_plugin.patch import PatchReport
 from train import adapter  # noqa: F401  teaches patch_attention the model's core
-from train.config import CONF_DIR, Config, ModelKind, Profiler, Softmax, register_schema, to_config
-from train.data import Corpus, TokenData, load_corpus
+from train.config import CONF_DIR, Config, Profiler, Softmax, register_schema, to_config
+from train.data import Corpus, load_corpus, token_data
 from train.metrics import MetricsRecorder
 from train.module import LanguageModel
 from train.overrides import exit_on_mistakes
@@ -100,13 +100,7 @@ def _train(cfg: Config, choose: Choose, more_callbacks: Sequence[Callback]) -> d
     most_flops = peak_flops(device, cfg.trainer.precision)
     if most_flops is not None:
         recorder.tokens_per_s_at_peak = most_flops * cfg.trainer.devices / flops
-    data = TokenData(
-        corpus,
-        cfg.data,
-        seed=cfg.seed,
-        train_batches=cfg.trainer.max_steps * micro_batches,
-        is_masked=cfg.model.kind is ModelKind.encoder,
-    )
+    data = token_data(cfg, corpus, cfg.trainer.max_steps * micro_batches)
     print_start(cfg, parameters, corpus, trainer)
     memory = PeakMemory(device)
     trainer.fit(module, data, ckpt_path=checkpoint)
@@ -187,7 +181,7 @@ def from_where_typed(cfg: Config) -> Config:
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
 def main(node: DictConfig) -> None:
-    cfg = from_where_typed(to_config(node))
+    cfg = from_where_typed(to_config(node, Config))
     strategy = cfg.trainer.strategy
     if HydraConfig.get().mode is RunMode.MULTIRUN and strategy.startswith(("ddp", "fsdp")):
         raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,8 @@ from pathlib import Path
 import torch
 from pytorch_lightning.utilities import rank_zero_only
 
-from sms_plugin.callbacks.whole_file import whole_file
 from train.metrics import LossError
+from train.record import write_json
 from train.resume import LAST
 
 
@@ -28,9 +27,8 @@ def run_status(run_dir: Path) -> Iterator[None]:
 
     @rank_zero_only
     def write(status: str, **more: str) -> None:
-        with whole_file(run_dir / "status.json") as unfinished:
-            values = {"status": status, "started": started, "written": _now(), **more}
-            unfinished.write_text(json.dumps(values, indent=2) + "\n")
+        values = {"status": status, "started": started, "written": _now(), **more}
+        write_json(run_dir / "status.json", values)
 
     @rank_zero_only
     def say(way: str) -> None:

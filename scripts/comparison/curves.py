@@ -10,10 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import scipy.stats
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from sms_plugin.callbacks.whole_file import whole_file
+from train.plots import new_figure, save_figure
 
 CONFIDENCE = 0.99
 LAST = 0.1  # share of the steps that the end of a curve is
@@ -72,8 +70,7 @@ def plot_curves(
     curves: Mapping[str, Curve], natives: Sequence[Curve], candidate: str, path: Path
 ) -> None:
     """Validation loss of the arms over that of all native runs; below, differences to native."""
-    figure = Figure(figsize=(9, 7), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 7)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     native = curves["native"]
     steps = sorted(native.val)
@@ -96,8 +93,7 @@ def plot_curves(
     for axes in (above, below):
         axes.grid(alpha=0.3)
     above.legend()
-    with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=120)
+    save_figure(figure, path)
 
 
 def plot_distances(
@@ -107,8 +103,7 @@ def plot_distances(
     path: Path,
 ) -> None:
     """Distance of each arm's q and k gradients to the float64 softmax, state by state."""
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 4.5)
     axes = figure.add_subplot()
     for name, values in distances.items():
         axes.plot(steps, values, "o-", label=name)
@@ -121,5 +116,4 @@ def plot_distances(
     )
     axes.grid(alpha=0.3, which="both")
     axes.legend()
-    with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=120)
+    save_figure(figure, path)

@@ -49,11 +49,9 @@ def write_parity_report(evidence: Evidence, control: Sequence[judge.Check], seco
     candidate, results, folder = evidence.candidate, evidence.results, evidence.folder
     precision = evidence.settings.trainer.precision
     checks = judge.checks_of(candidate, results, precision)
-    curves = {
-        name: read_curve(folder / "arms" / name)
-        for name in dict.fromkeys(["reference", "sdpa", "native", candidate])
-    }
-    natives = [read_curve(folder / "arms" / name) for name in evidence.natives]
+    read = {name: read_curve(folder / "arms" / name) for name in evidence.runs}
+    curves = {name: read[name] for name in ("reference", "sdpa", "native", candidate)}
+    natives = [read[name] for name in evidence.natives]
     spread = spread_of([curve.final for curve in natives])
     ends = {name: curve.final for name, curve in curves.items()}
     inside = spread.holds(ends[candidate])
@@ -95,12 +93,7 @@ def write_parity_report(evidence: Evidence, control: Sequence[judge.Check], seco
         "inside": inside,
         "ends": ends,
         "end_rows": [
-            (
-                name,
-                read_curve(folder / "arms" / name).final,
-                read_curve(folder / "arms" / name).final - ends["native"],
-            )
-            for name in evidence.runs
+            (name, curve.final, curve.final - ends["native"]) for name, curve in read.items()
         ],
         "arms": [_arm_row(evidence, name) for name in evidence.runs],
         "differences": _differences(folder, candidate),

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from scripts.comparison.speed_results import AGAIN, Measured
-from sms_plugin.callbacks.whole_file import whole_file
+from train.plots import new_figure, save_figure
 
 PHASES = {
     "forward_ms": ("forward", "tab:blue"),
@@ -27,7 +26,7 @@ def plot_steps(arms: Sequence[Measured], path: Path) -> None:
         axes.plot(measured.ms(), [place] * len(measured.runs), "k.", ms=5)
     _names(axes, arms)
     axes.set(xlabel="ms a step: bar the median, dots the processes")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_phases(arms: Sequence[Measured], path: Path) -> None:
@@ -45,13 +44,12 @@ def plot_phases(arms: Sequence[Measured], path: Path) -> None:
     _names(axes, arms)
     axes.set(xlabel="ms a step")
     axes.legend(loc="lower right")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_lengths(arms: Sequence[Measured], path: Path) -> None:
     """Tokens a second and peak memory over the length of a sequence, a line for each arm."""
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 4.5)
     speed, memory = figure.subplots(1, 2)
     for name in dict.fromkeys(measured.arm for measured in arms if measured.arm != AGAIN):
         own = sorted((m for m in arms if m.arm == name), key=lambda m: m.seq_len)
@@ -64,12 +62,11 @@ def plot_lengths(arms: Sequence[Measured], path: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.grid(alpha=0.3)
     speed.legend()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _figure(bars: int) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9, 1.2 + 0.45 * bars), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 1.2 + 0.45 * bars)
     return figure, figure.add_subplot()
 
 
@@ -77,8 +74,3 @@ def _names(axes: Axes, arms: Sequence[Measured]) -> None:
     axes.set_yticks(range(len(arms)), [measured.arm for measured in arms])
     axes.invert_yaxis()
     axes.grid(alpha=0.3, axis="x")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=120)

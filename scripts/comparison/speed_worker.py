@@ -20,8 +20,8 @@ from pytorch_lightning.callbacks import Callback
 import sms_plugin
 from scripts.comparison.worker import load
 from sms_plugin.callbacks import ForwardBackwardTimer
-from train.config import Config, ModelKind
-from train.data import TokenData, load_corpus
+from train.config import Config
+from train.data import load_corpus, token_data
 from train.module import LanguageModel
 from train.profiling import ACTIVE_STEPS, KernelProfiler
 from train.record import calls_since, check_calls, environment, write_json
@@ -78,13 +78,8 @@ def run_steps(cfg: Config, callbacks: list[Callback]) -> dict[str, Any]:
     if cfg.compile:
         module.model.compile()
     before = sms_plugin.call_counts()
-    data = TokenData(
-        corpus,
-        cfg.data,
-        seed=cfg.seed,
-        train_batches=cfg.trainer.max_steps * cfg.trainer.accumulate_grad_batches,
-        is_masked=cfg.model.kind is ModelKind.encoder,
-    )
+    batches = cfg.trainer.max_steps * cfg.trainer.accumulate_grad_batches
+    data = token_data(cfg, corpus, batches)
     memory = PeakMemory(device)
     trainer = pl.Trainer(
         accelerator=cfg.trainer.accelerator,

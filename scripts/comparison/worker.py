@@ -23,8 +23,8 @@ from torch import Tensor
 from scripts.comparison.arms import arm
 from scripts.comparison.gradients import compare_states
 from sms_plugin.callbacks.whole_file import whole_file
-from train.config import Config, ModelKind, to_config
-from train.data import TokenData, load_corpus
+from train.config import Config, to_config
+from train.data import load_corpus, token_data
 from train.record import write_json
 from train.run import train
 
@@ -80,7 +80,7 @@ def state_name(step: int) -> str:
 
 def load(path: Path) -> Config:
     node = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path))
-    return to_config(node)  # type: ignore[arg-type]
+    return to_config(node, Config)  # type: ignore[arg-type]
 
 
 def train_arm(cfg: Config, name: str, states: list[int]) -> None:
@@ -105,13 +105,7 @@ def train_arm(cfg: Config, name: str, states: list[int]) -> None:
 def judge_arms(cfg: Config, names: list[str], states: Path, batches: list[int], out: Path) -> None:
     """Losses and gradients of the arms from each state, as JSON."""
     corpus = load_corpus(cfg.data, cfg.seed)
-    data = TokenData(
-        corpus,
-        cfg.data,
-        seed=cfg.seed,
-        train_batches=max(batches) + 1,
-        is_masked=cfg.model.kind is ModelKind.encoder,
-    )
+    data = token_data(cfg, corpus, max(batches) + 1)
     files = sorted(states.glob("step-*.pt"))
     found = [(int(file.stem.removeprefix("step-")), file) for file in files]
     results = compare_states(cfg, [arm(name) for name in names], found, corpus, data, batches)

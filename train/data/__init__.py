@@ -1,6 +1,6 @@
 """What a run trains on: text as tokens in a memory map, or random tokens."""
 
-from train.data.batches import TokenData, TrainBatches, ValBatches
+from train.data.batches import TokenData, TrainBatches, ValBatches, token_data
 from train.data.corpus import Corpus, load_corpus
 from train.data.masking import MaskedBatch, MaskedBatches
 from train.data.tokens import RandomTokens, TokenFile
@@ -15,4 +15,5 @@ __all__ = [
     "TrainBatches",
     "ValBatches",
     "load_corpus",
+    "token_data",
 ]

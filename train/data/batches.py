@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from train.config import DataConfig
+from train.config import Config, DataConfig, ModelKind
 from train.data.corpus import Corpus
 from train.data.masking import MaskedBatches
 from train.data.tokens import TokenSource, random_stream
@@ -93,6 +93,17 @@ class RankSampler(Sampler[int]):
 
 
 _Windows = TypeVar("_Windows", TrainBatches, ValBatches)
+
+
+def token_data(cfg: Config, corpus: Corpus, train_batches: int) -> TokenData:
+    """The data of a run with these settings, with `train_batches` to train on."""
+    return TokenData(
+        corpus,
+        cfg.data,
+        seed=cfg.seed,
+        train_batches=train_batches,
+        is_masked=cfg.model.kind is ModelKind.encoder,
+    )
 
 
 class TokenData(pl.LightningDataModule):

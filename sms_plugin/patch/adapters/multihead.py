@@ -16,8 +16,8 @@ from sms_plugin.patch.registry import register_adapter
 class SoftmaxMultiheadAttention(nn.MultiheadAttention):
     """The same module with scale, masks and softmax in one operator, in training and evaluation.
 
-    It differs where the original has three answers: a row in which every key is masked has weights
-    of 0 and finite gradients.
+    Masks are the original's: bool, True = ignored, or float, added. It differs where the original
+    has three answers: a row in which every key is masked has weights of 0 and finite gradients.
     """
 
     scaled_mask_softmax: ScaledMaskSoftmax
@@ -35,10 +35,9 @@ class SoftmaxMultiheadAttention(nn.MultiheadAttention):
         query: Tensor,  # (L, N, E), (N, L, E) if batch_first, or (L, E)
         key: Tensor,  # the same with S
         value: Tensor,
-        key_padding_mask: Tensor
-        | None = None,  # (N, S) or (S,); bool: True = ignored; float: added
+        key_padding_mask: Tensor | None = None,  # (N, S) or (S,)
         need_weights: bool = True,
-        attn_mask: Tensor | None = None,  # (L, S) or (N * H, L, S); the same
+        attn_mask: Tensor | None = None,  # (L, S) or (N * H, L, S)
         average_attn_weights: bool = True,
         is_causal: bool = False,  # a hint about attn_mask
     ) -> tuple[Tensor, Tensor | None]:
@@ -47,9 +46,9 @@ class SoftmaxMultiheadAttention(nn.MultiheadAttention):
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal says what attn_mask is, and there is no attn_mask")
         is_batched = query.dim() == 3
-        q, k, v = self._project(
-            *(self._batch_first(x, is_batched) for x in (query, key, value))
-        )  # (N, L or S, E) each
+        # What is one tensor stays one, so that self-attention is one projection.
+        first = {id(x): self._batch_first(x, is_batched) for x in (query, key, value)}
+        q, k, v = self._project(*(first[id(x)] for x in (query, key, value)))  # (N, L or S, E)
         if not is_batched and key_padding_mask is not None:
             key_padding_mask = key_padding_mask[None]
         k, v, extra = self._append_keys(k, v)
