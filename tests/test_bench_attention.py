@@ -150,7 +150,7 @@ def gpt_gradients() -> dict[str, list[Tensor]]:
     for name in ATTENTIONS:
         torch.manual_seed(0)
         model = GPT(name, SIZE)
-        loss = model(tokens)
+        loss = model(*tokens)
         loss.backward()
         found[name] = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
     return found
@@ -187,7 +187,7 @@ def test_gpts_compile_as_one_graph_for_all_lengths(name: str) -> None:
 
     model = torch.compile(GPT(name, SIZE), backend=backend, fullgraph=True)
     for T in (32, 24, 16, 20):
-        loss = model(gpt_run.make_batch(2, T, SIZE, "cpu"))
+        loss = model(*gpt_run.make_batch(2, T, SIZE, "cpu"))
         assert torch.isfinite(loss)
     torch.compiler.reset()
     assert len(graphs) == 2  # the first length, and any other

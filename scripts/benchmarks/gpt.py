@@ -126,8 +126,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(attention, size) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
 
-    def forward(self, tokens: Tensor) -> Tensor:  # (B, T + 1) int64 -> the mean loss
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]  # (B, T) each
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:  # (B, T) each -> the mean loss
         x = self.tokens(inputs) + self.positions.weight[: inputs.shape[1]]  # (B, T, C)
         for block in self.blocks:
             x = block(x)

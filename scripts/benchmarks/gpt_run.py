@@ -38,6 +38,7 @@ SYSTEMS = {
 LENGTHS = (512, 1024, 2048, 4096)
 CHANGING_LENGTH = 1024  # where lengths change, they are from about half of it up to it
 DIFFERENT_LENGTHS = 8
+Batch = tuple[Tensor, Tensor]  # inputs and targets, (B, T) each
 CPU_SIZE = Size(layers=2, heads=2, width=32, max_len=256)
 
 
@@ -105,7 +106,7 @@ def _cases(
         steps: list[Callable[[], None]] = [lambda b=b: step(b) for b in batches]  # type: ignore[misc]
         first += seconds_of(lambda: [run() for run in steps], device)
         ms, peak = time_steps(steps, device, max(2, rounds // 4))
-        note = f"mean step over {len(batches)} lengths from {batches[-1].shape[1] - 1} to {T}"
+        note = f"mean step over {len(batches)} lengths from {different_lengths(T)[-1]} to {T}"
         memory = peak and peak - others
         yield {"ms": ms, "peak_gib": memory, "first_step_s": first, "note": note}
 
@@ -116,23 +117,28 @@ class Step:
     def __init__(self, attention: str, is_compiled: bool, size: Size, device: str) -> None:
         torch.manual_seed(0)
         self.model = GPT(attention, size).to(device)
-        self.loss_of: Callable[[Tensor], Tensor] = (
+        self.loss_of: Callable[[Tensor, Tensor], Tensor] = (
             torch.compile(self.model) if is_compiled else self.model
         )
         self.device = device
 
-    def __call__(self, batch: Tensor) -> None:
+    def __call__(self, batch: Batch) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None
         with torch.autocast(self.device, torch.bfloat16):
-            loss = self.loss_of(batch)
+            loss = self.loss_of(*batch)
         loss.backward()
 
 
-def make_batch(B: int, T: int, size: Size, device: str) -> Tensor:
-    """(B, T + 1) random tokens: inputs, and the same shifted as targets."""
+def make_batch(B: int, T: int, size: Size, device: str) -> Batch:
+    """(B, T) random tokens, and the same shifted as targets.
+
+    They are cut here: torch 2.11 compiles a model that cuts them for one length only, and fails at
+    the second ("shape ... is invalid for input of size 0").
+    """
     generator = torch.Generator(device).manual_seed(T)
-    return torch.randint(size.vocabulary, (B, T + 1), generator=generator, device=device)
+    tokens = torch.randint(size.vocabulary, (B, T + 1), generator=generator, device=device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def seconds_of(call: Callable[[], object], device: str) -> float:
