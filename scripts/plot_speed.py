@@ -81,6 +81,8 @@ def plot_case(case: str, rows: Sequence[Row], pyplot: Any) -> Any:
             own = [r for r in rows if (r["dtype"], r["direction"]) == (dtype, direction)]
             _lines(panel, own)
             panel.set_title(f"{dtype}, {direction}", fontsize=10)
+    highest = max(number for row in rows for number in numbers(row, "tb_per_s", "roof_tb_per_s"))
+    panels[0, 0].set_ylim(0, 1.05 * highest)  # of all: the axis is shared
     for panel in panels[-1]:
         panel.set_xlabel("keys")
     for panel in panels[:, 0]:
@@ -97,7 +99,6 @@ def _lines(panel: Any, rows: Sequence[Row]) -> None:
     roof = {length(row): numbers(row, "roof_tb_per_s")[0] for row in rows}
     panel.plot(*zip(*sorted(roof.items()), strict=True), "--", lw=1.2, label="roof", color="black")
     panel.set_xscale("log", base=2)
-    panel.set_ylim(bottom=0)
     panel.grid(alpha=0.3)
 
 

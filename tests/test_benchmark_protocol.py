@@ -17,7 +17,6 @@ from scripts.benchmarks.timing import (
     Percentiles,
     time_cpu,
     time_cuda,
-    time_host,
 )
 
 
@@ -75,9 +74,10 @@ def test_cpu_calls_take_turns() -> None:
     times = time_cpu({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3)
     assert order == ["a", "b"] * 4
     assert times["a"].ms_p20 <= times["a"].ms_p50 <= times["a"].ms_p80
-    waits: list[int] = []
-    time_host(lambda: None, calls=2, rounds=3, wait=lambda: waits.append(1))
-    assert len(waits) == 4
+    order.clear()
+    calls = {name: partial(order.append, name) for name in "ab"}
+    time_cpu(calls, rounds=2, repeats=2, wait=lambda: order.append("wait"))
+    assert order == ["a", "a", "wait", "b", "b", "wait"] * 3
 
 
 def record(system: str = "fused", ms: float = 0.5, **values: object) -> Record:

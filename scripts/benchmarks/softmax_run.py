@@ -20,7 +20,6 @@ from scripts.benchmarks.timing import (
     side_stream,
     time_cpu,
     time_cuda,
-    time_host,
     time_latency,
 )
 
@@ -185,23 +184,19 @@ class SoftmaxRun:
     def _host(self, cell: Cell) -> list[Record]:
         """Host time of a call: a forward that nothing is recorded for, and a training step's."""
         problem = make_problem(cell, "cuda")
+        systems = [s for s in self.systems if s.name in ("fused", "native")]
         records: list[Record] = []
         for index, direction in enumerate(("forward", "forward + backward")):
-            for system in self.systems:
-                if system.name not in ("fused", "native"):
-                    continue
-                call = system.forward(problem) if index == 0 else system.both(problem)
-                rounds = max(5, self.rounds // 4)
-                with torch.set_grad_enabled(index == 1):
-                    ms = time_host(call, rounds=rounds, wait=torch.cuda.synchronize)
-                goal = cell.goals[index] if cell.goals and system.name == "fused" else None
-                note = "" if goal is None else "goal: times as fast as native"
-                records.append(
-                    Record(
-                        cell.dtype, cell.case, cell.size, direction, system.name, ms,
-                        goal=goal, note=note,
-                    )
-                )  # fmt: skip
+            calls = {s.name: s.both(problem) if index else s.forward(problem) for s in systems}
+            rounds = max(5, self.rounds // 4)
+            with torch.set_grad_enabled(index == 1):
+                times = time_cpu(calls, rounds, repeats=200, wait=torch.cuda.synchronize)
+            for name, ms in times.items():
+                record = Record(cell.dtype, cell.case, cell.size, direction, name, ms)
+                if cell.goals and name == "fused":
+                    record.goal = cell.goals[index]
+                    record.note = "goal: times as fast as native"
+                records.append(record)
         return records
 
 

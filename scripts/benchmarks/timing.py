@@ -166,16 +166,37 @@ def time_cuda(
     return percentiles(times)
 
 
-def time_cpu(calls: dict[str, Call], rounds: int = 9, warm_up: int = 1) -> dict[str, Percentiles]:
-    """Milliseconds of one call of each system, in turn: what disturbs one disturbs all."""
+def time_cpu(
+    calls: dict[str, Call],
+    rounds: int = 9,
+    warm_up: int = 1,
+    *,
+    repeats: int = 1,
+    wait: Call | None = None,
+) -> dict[str, Percentiles]:
+    """Milliseconds of the calling thread for one call of each system.
+
+    Args:
+        calls: timed in turn: what disturbs one disturbs all.
+        rounds: over which the percentiles are.
+        warm_up: rounds before those.
+        repeats: calls of one system in a row, of which the mean counts. They are small enough for a
+            device to keep up with the host.
+        wait: what ends them, such as `torch.cuda.synchronize`; outside of the time.
+    """
     times: dict[str, list[float]] = {system: [] for system in calls}
     for index in range(warm_up + rounds):
         for system, call in calls.items():
             began = time.perf_counter()
-            call()
+            for _ in range(repeats):
+                call()
+            took = time.perf_counter() - began
+            if wait is not None:
+                wait()
             if index >= warm_up:
-                times[system].append((time.perf_counter() - began) * 1e3)
-    return {system: percentiles(of_system) for system, of_system in times.items()}
+                times[system].append(took / repeats * 1e3)
+    note = f"loops of {repeats} calls, in turn" if repeats > 1 else ""
+    return {system: percentiles(of_system, note) for system, of_system in times.items()}
 
 
 def wake_up(seconds: float = 0.5) -> None:
@@ -234,26 +255,3 @@ def _captured(call: Call, calls: int, stream: torch.cuda.Stream) -> Call:
     with torch.cuda.graph(graph, stream=stream):
         _repeat(call, calls)
     return graph.replay
-
-
-def time_host(
-    call: Call, *, calls: int = 200, rounds: int = 25, wait: Call | None = None
-) -> Percentiles:
-    """Milliseconds of the calling thread for one call, while the device doesn't hold it up.
-
-    Args:
-        call: small enough for the device to keep up with the host.
-        calls: in one loop; the percentiles are those of `rounds` loops.
-        wait: what ends a loop, such as `torch.cuda.synchronize`; outside of the time.
-    """
-    times = []
-    for loop in range(rounds + 1):  # the first one warms up
-        began = time.perf_counter()
-        for _ in range(calls):
-            call()
-        took = time.perf_counter() - began
-        if wait is not None:
-            wait()
-        if loop > 0:
-            times.append(took / calls * 1e3)
-    return percentiles(times, f"loops of {calls} calls")
