@@ -25,6 +25,7 @@ from scripts.comparison.processes import Job, ProcessError, run_all
 from scripts.comparison.settings import check_at_least, write_arm_config
 from train.config import CONF_DIR, Softmax, register_schema, to_config
 from train.overrides import exit_on_mistakes
+from train.status import run_status
 
 PARITY, ERROR, NO_PARITY = 0, 1, 3  # exit statuses
 WORKER = ("-m", "scripts.comparison.worker")
@@ -149,9 +150,10 @@ def read_results(path: Path) -> dict[str, list[judge.StateResult]]:
 def main(node: DictConfig) -> None:
     cfg = to_config(node, ParityRunConfig)
     try:
-        has_parity = compare(cfg)
+        with run_status(Path(cfg.run_dir), can_go_on=False):
+            has_parity = compare(cfg)
     except (ComparisonError, ProcessError, ValueError) as error:
-        print(f"ab_parity: not compared: {error}", file=sys.stderr)
+        print(f"ab_parity: not compared: {error}\nrun folder: {cfg.run_dir}", file=sys.stderr)
         sys.exit(ERROR)
     sys.exit(PARITY if has_parity else NO_PARITY)
 

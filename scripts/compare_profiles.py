@@ -32,6 +32,7 @@ from scripts.comparison.speed_results import (
 )
 from train.config import CONF_DIR, Softmax, register_schema, to_config
 from train.overrides import exit_on_mistakes
+from train.status import run_status
 
 WORKER = ("-m", "scripts.comparison.speed_worker")
 ERROR = 1  # exit status
@@ -141,7 +142,12 @@ def compare_finished(first: Path, second: Path) -> list[str]:
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="compare_profiles")
 def main(node: DictConfig) -> None:
     cfg = to_config(node, SpeedRunConfig)
-    finish(lambda: measure(cfg))
+    finish(partial(measure_with_status, cfg))
+
+
+def measure_with_status(cfg: SpeedRunConfig) -> list[str]:
+    with run_status(Path(cfg.run_dir), can_go_on=False):
+        return measure(cfg)
 
 
 def finish(run: Callable[[], list[str]]) -> None:
@@ -153,16 +159,24 @@ def finish(run: Callable[[], list[str]]) -> None:
         sys.exit(ERROR)
 
 
-def two_folders(arguments: list[str]) -> tuple[Path, Path] | None:
-    """Two run folders in place of overrides."""
-    if len(arguments) != 2 or any("=" in a or a.startswith("-") for a in arguments):
-        return None
-    return Path(arguments[0]), Path(arguments[1])
+def run_folders(arguments: list[str]) -> list[Path]:
+    """What isn't an override, of which there are two or none; a line with options is Hydra's."""
+    if any(argument.startswith("-") for argument in arguments):
+        return []
+    folders = [Path(a) for a in arguments if "=" not in a and not a.startswith("~")]
+    if folders and (len(folders) != 2 or len(arguments) != 2):
+        print(
+            "compare_profiles: takes two run folders and nothing else, or overrides as key=value; "
+            f"got {' '.join(arguments)}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    return folders
 
 
 if __name__ == "__main__":
-    folders = two_folders(sys.argv[1:])
-    if folders is not None:
+    folders = run_folders(sys.argv[1:])
+    if folders:
         finish(partial(compare_finished, *folders))
     else:
         exit_on_mistakes(sys.argv[1:], SpeedRunConfig)

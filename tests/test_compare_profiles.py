@@ -186,7 +186,7 @@ def test_finished_runs(finished: Path, tmp_path: Path) -> None:
 
 
 def test_runs_that_are_no_measurement(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="isn't the folder of a finished run"):
+    with pytest.raises(ValueError, match="must be the folder of a finished run; it isn't the folder of a run"):
         read_finished(tmp_path)
     profiled = slower_copy(finished, tmp_path / "profiled", 1.0)
     summary = json.loads((profiled / "summary.json").read_text())
@@ -199,7 +199,11 @@ def test_runs_that_are_no_measurement(finished: Path, tmp_path: Path) -> None:
         read_finished(short)
 
 
-def test_folders_are_told_from_overrides() -> None:
-    assert compare_profiles.two_folders(["runs/a", "runs/b"]) == (Path("runs/a"), Path("runs/b"))
-    for arguments in (["a=1", "b=2"], ["runs/a"], ["--help", "x"], []):
-        assert compare_profiles.two_folders(arguments) is None
+def test_folders_are_told_from_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_profiles.run_folders(["runs/a", "runs/b"]) == [Path("runs/a"), Path("runs/b")]
+    for arguments in (["a=1", "b=2"], ["--help"], ["--cfg", "job"], []):
+        assert compare_profiles.run_folders(arguments) == []
+    for arguments in (["runs/a"], ["runs/a", "b=2"], ["a", "b", "c"]):
+        with pytest.raises(SystemExit) as end:
+            compare_profiles.run_folders(arguments)
+        assert end.value.code == 2 and "takes two run folders" in capsys.readouterr().err

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from small_runs import ROOT, read_metrics, small_config, train_losses
 
 from train import run
+from train.checks import SettingError
 from train.config import load_config
 from train.data.batches import RankSampler
-from train.resume import check_same_run, find_checkpoint
+from train.module import LanguageModel
+from train.resume import check_same_run, find_checkpoint, runs_left_out
 
 STEPS = ["trainer.max_steps=16", "trainer.val_every=4", "model.dropout=0.1"]
 
@@ -72,6 +76,73 @@ def test_it_goes_on_exactly(tmp_path: Path, accumulate: int) -> None:
     for key in ("step", "val_loss", "learning_rate"):
         assert [row[key] for row in ours] == [row[key] for row in right]
     assert summary["steps"] == 16
+
+
+@pytest.mark.parametrize(("number", "accumulate"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
+def test_a_signal_ends_the_run_between_steps(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, accumulate: int
+) -> None:
+    """Step 6 is asked to be the last one: 7 steps are saved, though no validation is near."""
+    overrides = [*STEPS, f"trainer.accumulate_grad_batches={accumulate}"]
+    if accumulate > 1:
+        whole = tmp_path / "whole"
+        run.train(small_config(whole, *overrides))
+    training_step = LanguageModel.training_step
+
+    def asked(self: LanguageModel, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 6 * accumulate:
+            os.kill(os.getpid(), number)
+        return training_step(self, batch, batch_idx)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(LanguageModel, "training_step", asked)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run.train(small_config(tmp_path / "ended", *overrides))
+    assert signal.getsignal(number) is before
+    monkeypatch.undo()
+    saved = torch.load(tmp_path / "ended" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 7
+    run.train(small_config(tmp_path / "ended", *overrides, "ckpt_path=last"))
+    assert train_losses(tmp_path / "ended") == train_losses(whole)  # to the bit
+    ours, right = read_metrics(tmp_path / "ended"), read_metrics(whole)
+    assert [row["val_loss"] for row in ours] == [row["val_loss"] for row in right]
+
+
+def test_asked_twice_it_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def asked(self: LanguageModel, batch: Any, batch_idx: int) -> None:
+        steps.append(batch_idx)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(LanguageModel, "training_step", asked)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run.train(small_config(tmp_path, *STEPS))
+    assert steps == [0] and not (tmp_path / "checkpoints" / "last.ckpt").exists()
+
+
+def test_runs_that_are_left_out_are_named(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for age, (name, status) in enumerate(
+        [("failed", "failed"), ("with", "finished"), ("older", "failed")]
+    ):
+        folder = runs / name
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.yaml").touch()
+        (folder / "status.json").write_text(json.dumps({"status": status}))
+        os.utime(folder / "status.json", (1000 - age, 1000 - age))
+    checkpoint = runs / "with" / "checkpoints" / "last.ckpt"
+    checkpoint.touch()
+    assert runs_left_out(checkpoint) == [
+        f"left out: {runs / 'failed'}, which is newer (failed) but has no checkpoint"
+    ]
+
+
+def test_nothing_left_to_train(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"has 16 steps, trainer.max_steps is 16: nothing is l"):
+        run.train(small_config(whole, *STEPS, "ckpt_path=last"))
+    assert json.loads((whole / "status.json").read_text())["status"] == "finished"  # as it was
 
 
 def test_the_last_run_is_found(whole: Path, tmp_path: Path) -> None:

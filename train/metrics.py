@@ -153,6 +153,11 @@ class MetricsRecorder(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(known, step)
 
+    def is_finite(self) -> bool:
+        """Whether all training losses that were read are."""
+        losses = (row.train_loss for row in self.rows.values())
+        return all(loss is None or math.isfinite(loss) for loss in losses)
+
     def _check_losses(self) -> None:
         for step in sorted(self.rows):
             loss = self.rows[step].train_loss

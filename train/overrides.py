@@ -95,12 +95,26 @@ def _check_key(override: Override, schema: type[Config]) -> None:
                 f"{', '.join(names)}{_did_you_mean(part, names)}"
             )
         known, so_far = names[part], f"{so_far}{part}."
+    if typing.get_origin(known) is list and not override.is_sweep_override():
+        _check_list(override, typing.get_args(known)[0])
     if isinstance(known, enum.EnumMeta) and not override.is_sweep_override():
         value, options = override.get_value_string(), list(known.__members__)
         if value not in options:
             raise OverrideError(
                 f"{key}={value}: {key} must be one of: {', '.join(options)}"
                 f"{_did_you_mean(value, options)}"
+            )
+
+
+def _check_list(override: Override, kind: type) -> None:
+    key, value = override.key_or_group, override.value()
+    if not isinstance(value, list):
+        raise OverrideError(f"{key}={value}: {key} takes a list; write '{key}=[{value}]'")
+    options = list(kind.__members__) if isinstance(kind, enum.EnumMeta) else []
+    for item in value:
+        if options and str(item) not in options:
+            raise OverrideError(
+                f"{key}: {item} is none of {', '.join(options)}{_did_you_mean(str(item), options)}"
             )
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from train.checks import SettingError
 from train.config import Config
 from train.module import plain
+from train.run_folder import LAST, STATUS, read_status
 
-LAST = Path("checkpoints", "last.ckpt")  # in a run folder
 # What may differ between a run and the one that it goes on from.
 _FREE = {"run_dir", "ckpt_path", "softmax.name", "trainer.max_steps", "data.num_workers"}
 
@@ -46,6 +47,25 @@ def find_checkpoint(cfg: Config) -> Path | None:
     return found[-1]
 
 
+def runs_left_out(checkpoint: Path) -> list[str]:
+    """A line for each run beside that of `checkpoint` which is newer and has none itself."""
+    run_dir = checkpoint.parents[1]
+    runs = next((folder for folder in run_dir.parents if folder.name == "runs"), None)
+    if runs is None or not (run_dir / STATUS).is_file():
+        return []
+    since = (run_dir / STATUS).stat().st_mtime
+    newer = [
+        path.parent
+        for path in sorted(runs.glob(f"**/{STATUS}"))
+        if path.stat().st_mtime > since and (path.parent / "config.yaml").is_file()
+    ]
+    return [
+        f"left out: {folder}, which is newer ({read_status(folder)}) but has no checkpoint"
+        for folder in newer
+        if "arms" not in folder.parts and not (folder / LAST).is_file()
+    ]
+
+
 def check_same_run(cfg: Config, checkpoint: Path) -> list[str]:
     """Compare the configuration with the one that the checkpoint was trained by.
 
@@ -53,7 +73,7 @@ def check_same_run(cfg: Config, checkpoint: Path) -> list[str]:
         A line for each difference that is allowed and changes the training.
 
     Raises:
-        ValueError: where going on would be another training.
+        SettingError: where going on would be another training, or none.
     """
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     before = flat(saved["hyper_parameters"]["config"])
@@ -64,9 +84,15 @@ def check_same_run(cfg: Config, checkpoint: Path) -> list[str]:
         if key not in _FREE and before.get(key) != now.get(key)
     ]
     if differing:
-        raise ValueError(
+        raise SettingError(
             f"ckpt_path: {checkpoint} was trained by other settings; give the same ones, or start "
             "anew without ckpt_path. " + "; ".join(differing)
+        )
+    done = saved["global_step"]
+    if done >= cfg.trainer.max_steps:
+        raise SettingError(
+            f"ckpt_path: {checkpoint} has {done} steps, trainer.max_steps is "
+            f"{cfg.trainer.max_steps}: nothing is left to train; a larger one trains on"
         )
     notes = {"softmax.name": "", "trainer.max_steps": ", where the learning rate's decay ends"}
     return [

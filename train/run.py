@@ -25,6 +25,7 @@ import sms_plugin
 from sms_plugin.callbacks import ForwardBackwardTimer
 from sms_plugin.patch import PatchReport
 from train import adapter  # noqa: F401  teaches patch_attention the model's core
+from train.checks import SettingError, check_settings
 from train.config import CONF_DIR, Config, Profiler, Softmax, register_schema, to_config
 from train.data import Corpus, load_corpus, token_data
 from train.metrics import MetricsRecorder
@@ -32,8 +33,8 @@ from train.module import LanguageModel
 from train.overrides import exit_on_mistakes
 from train.profiling import KernelProfiler
 from train.record import calls_since, check_calls, describe, environment, finish, write_settings
-from train.resume import check_same_run, find_checkpoint
-from train.status import run_status
+from train.resume import check_same_run, find_checkpoint, runs_left_out
+from train.status import one_line_errors, run_status
 from train.throughput import PeakMemory, flops_per_token, peak_flops
 from train.trainer import build_trainer
 
@@ -57,11 +58,8 @@ def train(
         ValueError: for settings that can't be trained with.
         RuntimeError: when the softmax that ran is not the one asked for, or a loss isn't finite.
     """
-    if cfg.trainer.max_steps < 1:
-        raise ValueError(f"trainer.max_steps must be at least 1, got {cfg.trainer.max_steps}")
-    if cfg.trainer.val_every < 1:
-        raise ValueError(f"trainer.val_every must be at least 1, got {cfg.trainer.val_every}")
     with run_status(Path(cfg.run_dir)):
+        check_settings(cfg)
         return _train(cfg, choose or choose_softmax, callbacks)
 
 
@@ -70,6 +68,8 @@ def _train(cfg: Config, choose: Choose, more_callbacks: Sequence[Callback]) -> d
     checkpoint = find_checkpoint(cfg)
     if checkpoint is not None:
         notes = check_same_run(cfg, checkpoint)
+        if cfg.ckpt_path == "last":
+            notes += runs_left_out(checkpoint)
         print("\n".join([f"going on from {checkpoint}", *notes]))
     run_dir = Path(cfg.run_dir)
 
@@ -182,14 +182,19 @@ def from_where_typed(cfg: Config) -> Config:
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
 def main(node: DictConfig) -> None:
     cfg = from_where_typed(to_config(node, Config))
+    with one_line_errors(Path(cfg.run_dir)):
+        refuse_sweeps_of_processes(cfg)
+        train(cfg)
+
+
+def refuse_sweeps_of_processes(cfg: Config) -> None:
+    """Lightning starts the whole command again for each process, and each would sweep."""
     strategy = cfg.trainer.strategy
     if HydraConfig.get().mode is RunMode.MULTIRUN and strategy.startswith(("ddp", "fsdp")):
-        raise ValueError(
-            f"-m and trainer.strategy={strategy} don't go together: Lightning starts the whole "
-            "command again for each process, and each would sweep; start the runs one after the "
-            "other"
+        raise SettingError(
+            f"-m and trainer.strategy={strategy} don't go together: every process would sweep; "
+            "start the runs one after the other"
         )
-    train(cfg)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.strategies import FSDPStrategy, Strategy
 
 from train.config import Config, LoggerName
+from train.interrupt import StopBetweenSteps
 from train.metrics import LossBar, MetricsRecorder
 from train.models.transformer import Block
+from train.run_folder import LAST
 
 
 def build_trainer(
@@ -55,7 +57,13 @@ def build_trainer(
         check_val_every_n_epoch=None,
         accumulate_grad_batches=cfg.trainer.accumulate_grad_batches,
         gradient_clip_val=cfg.trainer.gradient_clip_val,
-        callbacks=[recorder, *callbacks, checkpoint, *bar],
+        callbacks=[
+            recorder,
+            *callbacks,
+            StopBetweenSteps(recorder, run_dir / LAST),
+            checkpoint,
+            *bar,
+        ],
         default_root_dir=run_dir,
         logger=_loggers(cfg, run_dir),
         enable_progress_bar=is_terminal,

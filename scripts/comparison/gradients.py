@@ -54,7 +54,8 @@ def compare_states(
         arm.choose(own, arm.softmax)
     source = data.train_batches()
     results: dict[str, list[StateResult]] = {name: [] for name in modules}
-    for step, path in states:
+    for index_of_state, (step, path) in enumerate(states, start=1):
+        print(f"state {index_of_state} of {len(states)}")
         weights = torch.load(path, map_location=device, weights_only=True)
         found: dict[str, dict[str, Any]] = {}
         for own in modules.values():

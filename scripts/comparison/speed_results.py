@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from scripts.comparison.ratios import Ratio, Speed, noise_of, ratio_of, verdict
 from sms_plugin.callbacks.step_times import STEADY
 from train.profiling import Group
+from train.run_folder import read_status
 
 NATIVE, AGAIN = "native", "native-again"
 BLOCKS = 5  # of a finished run, which stand for repeats
@@ -118,7 +119,9 @@ def read_finished(run_dir: Path) -> Measured:
         ValueError: when the run isn't finished, was profiled, or has too few steady steps.
     """
     if not (run_dir / "summary.json").is_file():
-        raise ValueError(f"{run_dir} has no summary.json: it isn't the folder of a finished run")
+        became = read_status(run_dir)
+        what = f"its run is {became}" if became else "it isn't the folder of a run"
+        raise ValueError(f"{run_dir} must be the folder of a finished run; {what}")
     summary = json.loads((run_dir / "summary.json").read_text())
     if summary["profiler"] != "none":
         raise ValueError(f"{run_dir} was profiled, which slows it down: it is no measurement")

@@ -66,7 +66,7 @@ def _check_length(tokens: TokenSource, seq_len: int, part: str) -> None:
     if len(tokens) <= seq_len:
         raise ValueError(
             f"data.seq_len must be smaller than the {part} text, got seq_len={seq_len} for "
-            f"{len(tokens)} tokens; use a shorter data.seq_len"
+            f"{len(tokens)} tokens; use a shorter data.seq_len, or more text"
         )
 
 

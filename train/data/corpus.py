@@ -129,10 +129,16 @@ def find_files(config: DataConfig) -> tuple[Path, list[Path]]:
         raise ValueError("data=text needs data.path, a text file or a folder of them, got none")
     root = Path(config.path).expanduser().resolve()
     if root.is_file():
+        if not root.stat().st_size:
+            raise ValueError(f"data.path must be a file with text, but {root} is empty")
+        if not _is_text(root):
+            raise ValueError(f"data.path must be text, but {root} has zero bytes: it is binary")
         return root, [root]
     if not root.is_dir():
         raise FileNotFoundError(f"data.path must be a file or a folder, got {config.path}")
     paths = [path for path in root.rglob("*") if _is_visible(path, root) and _is_text(path)]
+    if paths and not any(path.stat().st_size for path in paths):
+        raise ValueError(f"data.path must hold text, but all files below {root} are empty")
     if not paths:
         raise FileNotFoundError(
             f"data.path must hold text files, but there is none below {root} (hidden files and "
