@@ -14,7 +14,15 @@ from small_runs import SMALL, small_config
 from scripts import compare_profiles
 from scripts.comparison import speed_worker
 from scripts.comparison.processes import Job
-from scripts.comparison.ratios import Ratio, Speed, most_possible, noise_of, ratio_of, verdict
+from scripts.comparison.ratios import (
+    Ratio,
+    Speed,
+    least_seen,
+    most_possible,
+    noise_of,
+    ratio_of,
+    verdict,
+)
 from scripts.comparison.speed_config import SpeedArm, SpeedRunConfig
 from scripts.comparison.speed_results import compare_runs, read_finished
 from train import run
@@ -38,6 +46,15 @@ def test_ratio_and_its_interval() -> None:
 def test_one_repeat_has_no_interval(times: tuple[list[float], list[float]]) -> None:
     with pytest.raises(ValueError, match="at least two repeats"):
         ratio_of(*times)
+
+
+def test_what_would_have_been_seen() -> None:
+    wide = Ratio(1.0, 0.5, 2.0)
+    assert least_seen(wide, 1.05) == 2.0
+    shifted = Ratio(2.1, 1.05, 4.2)  # an interval as wide, around a little more
+    assert verdict(shifted, 1.05) is Speed.faster
+    assert verdict(Ratio(1.9, 0.95, 3.8), 1.05) is Speed.same
+    assert least_seen(Ratio(1.0, 0.99, 1.01), 1.05) == 1.05  # the noise is wider
 
 
 @pytest.mark.parametrize(
@@ -186,7 +203,9 @@ def test_finished_runs(finished: Path, tmp_path: Path) -> None:
 
 
 def test_runs_that_are_no_measurement(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must be the folder of a finished run; it isn't the folder of a run"):
+    with pytest.raises(
+        ValueError, match="must be the folder of a finished run; it isn't the folder of a run"
+    ):
         read_finished(tmp_path)
     profiled = slower_copy(finished, tmp_path / "profiled", 1.0)
     summary = json.loads((profiled / "summary.json").read_text())

@@ -67,7 +67,11 @@ def write_parity_report(evidence: Evidence, control: Sequence[judge.Check], seco
         folder / "distances.png",
     )
     native = evidence.runs["native"]["summary"]
+    distances = [check for check in checks if check.name.startswith("distance")]
     values = {
+        "most_of_chain": max(check.value / check.chain for check in distances),
+        "most_of_native": max(check.value / check.native for check in distances),
+        "native_of_chain": max(check.native / check.chain for check in distances),
         "verdict": "parity" if has_parity else "no parity",
         "candidate": candidate,
         "seconds": seconds,

@@ -73,6 +73,11 @@ def verdict(ratio: Ratio, noise: float) -> Speed:
     return Speed.faster if ratio.ratio > 1 else Speed.slower
 
 
+def least_seen(ratio: Ratio, noise: float) -> float:
+    """The smallest factor that would have counted, with an interval as wide and this noise."""
+    return max(math.sqrt(ratio.high / ratio.low), noise)
+
+
 def most_possible(share: float) -> float:
     """The factor that a step gains if a part of it takes no time at all: ``1 / (1 - share)``."""
     return 1 / (1 - share)

@@ -43,7 +43,7 @@ def plot_phases(arms: Sequence[Measured], path: Path) -> None:
         axes.barh(place, rest, left=left, color="0.7", label="rest" if place == 0 else None)
     _names(axes, arms)
     axes.set(xlabel="ms a step")
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))  # beside the bars
     save_figure(figure, path)
 
 

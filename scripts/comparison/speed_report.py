@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.comparison.ratios import CONFIDENCE, most_possible
+from scripts.comparison.ratios import CONFIDENCE, Speed, least_seen, most_possible
 from scripts.comparison.report import write_report
 from scripts.comparison.speed_plots import PHASES, plot_lengths, plot_phases, plot_steps
 from scripts.comparison.speed_results import (
@@ -77,7 +77,7 @@ def write_speed_report(
             "has_lengths": has_lengths,
             "group_headings": ["arm", *(g.value for g in Group), "ms", "factor at most"],
             "group_rows": [_group_row(measured) for measured in profiled],
-            "kernel_headings": ["kernel", "group", *(m.arm for m in profiled)],
+            "kernel_headings": ["kernel", "group", *(f"{m.arm}, ms a step" for m in profiled)],
             "kernel_rows": _kernel_rows(profiled),
             **settings,
         },
@@ -88,9 +88,12 @@ def write_speed_report(
 def _verdict(compared: Compared, base: str, noise: float) -> str:
     ratio, own = compared.ratio, compared.measured
     at = f" at {own.seq_len}" if own.seq_len else ""
+    more = ""
+    if compared.verdict is Speed.same:
+        more = f"; {least_seen(ratio, noise) - 1:.1%} would have been one"
     return (
         f"{own.arm}{at}: {compared.verdict.value}; {ratio.ratio:.3f} times as fast as {base} "
-        f"({ratio.low:.3f} to {ratio.high:.3f}), noise {noise - 1:.1%}"
+        f"({ratio.low:.3f} to {ratio.high:.3f}), noise {noise - 1:.1%}{more}"
     )
 
 
