@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from train.data import (
 )
 from train.data import corpus as corpus_module
 from train.data.corpus import find_files, pack_key
+from train.data.tokenizers import Tokenizer as AnyTokenizer
 
 
 def data_config(**changes: Any) -> DataConfig:
@@ -171,6 +172,26 @@ def test_bpe(cache: Path, folder: Path) -> None:
     assert text.encode() == everything(as_bytes)[0]
     one, again = (TrainBatches(corpus.train, config, seed=3, batches=2) for _ in range(2))
     assert torch.equal(one[1], again[1]) and not torch.equal(one[0], one[1])
+
+
+def test_bpe_learns_nothing_from_what_is_validated(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single file is cut, and its end is no text to train pieces on."""
+    pytest.importorskip("tokenizers")
+    text = tmp_path / "one.txt"
+    text.write_bytes(b"a" * 900 + b"b" * 100)
+    seen: list[bytes] = []
+    make = corpus_module.make_tokenizer
+
+    def watched(config: DataConfig, documents: Iterable[bytes]) -> AnyTokenizer:
+        seen.extend(documents)
+        return make(config, iter(seen))
+
+    monkeypatch.setattr(corpus_module, "make_tokenizer", watched)
+    config = text_config(text, tokenizer=TokenKind.bpe, vocab_size=258)
+    load_corpus(config, seed=0)
+    assert seen == [b"a" * 900]
 
 
 @pytest.mark.parametrize(

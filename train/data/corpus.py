@@ -24,7 +24,7 @@ from train.data.tokens import RandomTokens, TokenFile, TokenSource
 
 # What a distribution may leave out or add to the library's folder.
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-_FORMAT = 1  # of a pack: another number, another folder
+_FORMAT = 2  # of a pack: another number, another folder
 _SPLIT_BY_FILE_FROM = 20  # files; fewer are cut instead
 _SNIFFED_BYTES = 8192  # a file with a zero byte among its first ones isn't text
 _BYTES_FOR_ENTROPY = 2**26
@@ -218,7 +218,8 @@ def _write_pack(config: DataConfig, root: Path, paths: list[Path], folder: Path)
             f"{len(paths)} files; try 0.1"
         )
     documents = list(zip(paths, names, in_val, strict=True))
-    trained_on = (path.read_bytes() for path, _, is_val in documents if not is_val)
+    kept = 1 - config.val_fraction if is_cut else 1.0  # of a file; the rest is validated on
+    trained_on = (_head(path.read_bytes(), kept) for path, _, is_val in documents if not is_val)
     tokenizer = make_tokenizer(config, trained_on)
     tokenizer.save(folder)
     dtype = token_dtype(tokenizer.vocab_size)
@@ -243,6 +244,10 @@ def _write_pack(config: DataConfig, root: Path, paths: list[Path], folder: Path)
         )
     train_part, val_part = (PackedPart(sizes[part], dtype.name) for part in ("train", "val"))
     return PackMeta(digest.hexdigest(), len(paths), tokenizer.vocab_size, train_part, val_part)
+
+
+def _head(text: bytes, share: float) -> bytes:
+    return text[: round(len(text) * share)]
 
 
 def _name(path: Path, root: Path) -> str:
