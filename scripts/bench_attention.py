@@ -33,8 +33,15 @@ from scripts.benchmarks.attention_record import AttentionRecord  # noqa: E402
 from scripts.benchmarks.attention_rows import CPU_ROWS, GPU_ROWS, AttentionRow  # noqa: E402
 from scripts.benchmarks.attention_run import FLOOR, make_roofs, measure_row  # noqa: E402
 from scripts.benchmarks.attention_systems import UNCOMPILED, systems_of  # noqa: E402
+from scripts.benchmarks.command import (  # noqa: E402
+    join,
+    parse_out,
+    parse_part,
+    select,
+    stopped,
+)
 from scripts.benchmarks.gpt import Size  # noqa: E402
-from scripts.benchmarks.record import Recorder, merged, parse_part, select, write_rows  # noqa: E402
+from scripts.benchmarks.record import Recorder  # noqa: E402
 from sms_plugin.extension import LibraryUnavailable  # noqa: E402
 from sms_plugin.toolchain import BuildError  # noqa: E402
 
@@ -123,9 +130,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Times attentions with a learned bias, and a GPT.")
     has_gpu = torch.cuda.is_available()
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_gpu else "cpu")
-    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="written after each cell")
-    parser.add_argument("--quick", action="store_true", help="three cells, nothing compiled")
-    parser.add_argument("--part", type=parse_part, default=(1, 1), metavar="K/N")
+    parser.add_argument(
+        "--out", type=parse_out, metavar="FILE.csv", help="in place of what is there"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="nothing compiled; on a GPU three cells"
+    )
+    parser.add_argument(
+        "--part", type=parse_part, default=(1, 1), metavar="K/N", help="the K-th part"
+    )
     parser.add_argument("--only", default="*", metavar="PATTERN", help="cells by name")
     parser.add_argument("--systems", type=parse_systems, default=[], metavar="NAME,NAME")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="PART.csv", help="into --out")
@@ -134,10 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.merge:
         if options.out is None:
             parser.error("--merge needs --out FILE.csv")
-        write_rows(options.out, merged(options.merge), attention_record.COLUMNS)
-        return 0
+        return join(options.merge, options.out, attention_record.COLUMNS)
     device = options.device
-    if device == "cuda" and not has_gpu:
+    if device == "cuda" and not has_gpu and not options.list:
         parser.error("--device cuda: torch.cuda.is_available() is False; use --device cpu")
 
     cells = [
@@ -169,10 +181,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 recorder.add(record)
                 recorder.write()  # a run that is cut off leaves what it has
         title = recorder.title
-    attention_record.show(records, title)
+    attention_record.show(records, title, has_goals=device == "cuda")
     failed = [r for r in records if r.system.startswith("fused") and r.failed]
     return 1 if failed or not any(r.system != FLOOR for r in records) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stopped(main))

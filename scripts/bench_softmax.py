@@ -30,13 +30,14 @@ sys.path[:0] = [str(CHECKOUT)]
 
 from scripts.benchmarks import cuda_library, softmax_summary, systems  # noqa: E402
 from scripts.benchmarks.cells import Cell, cpu_cells, cuda_cells  # noqa: E402
-from scripts.benchmarks.record import (  # noqa: E402
-    Recorder,
-    merged,
+from scripts.benchmarks.command import (  # noqa: E402
+    join,
+    parse_out,
     parse_part,
     select,
-    write_rows,
+    stopped,
 )
+from scripts.benchmarks.record import COLUMNS, Recorder  # noqa: E402
 from scripts.benchmarks.roofs import Roofs  # noqa: E402
 from scripts.benchmarks.softmax_run import SoftmaxRun, measure_on_cpu  # noqa: E402
 from scripts.benchmarks.timing import wake_up  # noqa: E402
@@ -71,8 +72,15 @@ def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The speed of scaled_mask_softmax.")
     has_gpu = torch.cuda.is_available()
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_gpu else "cpu")
-    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="write every timing there")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cuda" if has_gpu else "cpu",
+        help="what is measured; a GPU where there is one",
+    )
+    parser.add_argument(
+        "--out", type=parse_out, metavar="FILE.csv", help="in place of what is there"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="in a minute: fewer rounds, native at one length only"
     )
@@ -92,6 +100,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         parser.error("--merge needs --out FILE.csv, where the parts are joined")
     if options.device == "cuda" and not has_gpu and not (options.list or options.merge):
         parser.error("--device cuda: torch.cuda.is_available() is False; use --device cpu")
+    alien = [name for name in options.systems or () if name not in systems.ON_CPU]
+    if options.device == "cpu" and alien and not options.list:
+        parser.error(
+            f"--systems {','.join(alien)}: on a CPU there are {', '.join(systems.ON_CPU)}; the "
+            "others need --device cuda"
+        )
     return options
 
 
@@ -105,8 +119,7 @@ def chosen_cells(options: argparse.Namespace) -> list[Cell]:
 def main() -> int:
     options = parse_arguments()
     if options.merge:
-        write_rows(options.out, merged(options.merge))
-        return 0
+        return join(options.merge, options.out, COLUMNS)
     cells = chosen_cells(options)
     if options.list:
         print("\n".join(cell.name for cell in cells))
@@ -149,4 +162,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stopped(main))

@@ -22,6 +22,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from scripts.benchmarks.record import Row, merged  # noqa: E402
+from scripts.benchmarks.speed_text import short  # noqa: E402
 
 COLOURS = {
     "roof": "black",
@@ -74,7 +75,7 @@ def plot_case(case: str, rows: Sequence[Row], pyplot: Any) -> Any:
     directions = list(dict.fromkeys(row["direction"] for row in rows))
     size = (5 * len(directions) + 1.5, 3.2 * len(dtypes) + 0.6)
     figure, panels = pyplot.subplots(
-        len(dtypes), len(directions), figsize=size, squeeze=False, sharey=True
+        len(dtypes), len(directions), figsize=size, squeeze=False, sharex=True, sharey=True
     )
     for panel_row, dtype in zip(panels, dtypes, strict=True):
         for panel, direction in zip(panel_row, directions, strict=True):
@@ -121,7 +122,7 @@ def plot_bars(title: str, groups: dict[str, dict[str, float]], unit: str, pyplot
         panel.barh(own, known, color=[COLOURS.get(s, "gray") for s in own], height=0.7)
         for position, system in enumerate(own):
             is_missing = math.isnan(values[system])
-            text = "failed" if is_missing else f"{values[system]:.3g}"
+            text = "failed" if is_missing else short(values[system])
             panel.text(known[position], position, f" {text}", va="center", fontsize=8)
         panel.set_title(name, fontsize=9)
         panel.set_xlim(0, 1.18 * max(known, default=0) or 1)
@@ -143,7 +144,7 @@ def _legend(figure: Any, panels: Sequence[Any]) -> None:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
     inches, _ = figure.get_size_inches()
-    figure.tight_layout(rect=(0, 0, 1 - 1.5 / inches, 1))  # room for the longest name
+    figure.tight_layout(rect=(0.01, 0, 1 - 1.5 / inches, 1))  # room for the longest name
     order = in_order(list(named))
     figure.legend([named[label] for label in order], order, loc="center right", fontsize=8)
 
@@ -205,24 +206,26 @@ def plot_all(rows: Sequence[Row], out: Path) -> list[Path]:
         keep(case, plot_case(case, own, pyplot))
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         if groups := bias_groups(rows, dtype):
-            title = f"Attention with a learned bias, {dtype}, forward + backward"
+            title = f"Attention with a learned bias, {dtype}, forward + backward ({about(rows)})"
             keep(f"attention bias {dtype}", plot_bars(title, groups, "ms", pyplot))
-    for column, unit in (("ms_p50", "ms"), ("peak_gib", "GiB at most")):
+    for column, unit in (("ms_p50", "ms"), ("peak_gib", "peak GiB")):
         if groups := gpt_groups(rows, column):
-            title = "A step of a 6-layer GPT, forward + backward"
-            keep(f"gpt {unit.split()[0]}", plot_bars(title, groups, unit, pyplot))
+            title = f"A step of a 6-layer GPT, forward + backward ({about(rows)})"
+            keep(f"gpt {unit.split()[-1]}", plot_bars(title, groups, unit, pyplot))
     return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Plots of the benchmarks' CSVs.")
-    parser.add_argument("csv", nargs="+", type=Path, metavar="CSV")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("csv", nargs="+", type=Path, metavar="CSV", help="of the benchmarks")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the PNGs go")
     options = parser.parse_args(arguments)
     if missing := [str(path) for path in options.csv if not path.is_file()]:
         parser.error(f"no such file: {', '.join(missing)}; the benchmarks write them with --out")
     try:
         paths = plot_all(merged(options.csv), options.out)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     except ModuleNotFoundError as error:
         parser.error(f"{error}; `pip install matplotlib` brings it")
     print("\n".join(map(str, paths)) or "nothing to plot: no case with two lengths, no attention")

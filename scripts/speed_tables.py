@@ -22,13 +22,22 @@ sys.path[:0] = [str(CHECKOUT)]
 
 from scripts.benchmarks.ledger_table import write_whole  # noqa: E402
 from scripts.benchmarks.record import Row, read_rows  # noqa: E402
-from scripts.benchmarks.speed_text import bias_text, cpu_text, gpt_text, softmax_text  # noqa: E402
+from scripts.benchmarks.speed_text import (  # noqa: E402
+    bias_memory_text,
+    bias_text,
+    cpu_text,
+    gpt_text,
+    small_text,
+    softmax_text,
+)
 
 # name: (CSV under the results, how its rows become text)
 TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "gpt": ("h200/gpt.csv", gpt_text),
     "bias": ("h200/attention.csv", bias_text),
+    "bias-memory": ("h200/attention.csv", bias_memory_text),
     "softmax": ("h200/softmax.csv", softmax_text),
+    "small": ("h200/softmax.csv", small_text),
     "cpu": ("cpu/softmax.csv", cpu_text),
 }
 BETWEEN = re.compile(

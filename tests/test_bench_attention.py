@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scripts import bench_attention
-from scripts.benchmarks import attention_record, attention_rows, gpt_run
+from scripts.benchmarks import attention_rows, gpt_run
 from scripts.benchmarks.attention_record import AttentionRecord, verdicts
 from scripts.benchmarks.attention_rows import AttentionRow, Inputs, make_inputs
 from scripts.benchmarks.attention_run import make_calls, make_roofs, measure_row
@@ -137,7 +137,7 @@ def test_measured_rows_name_their_errors(monkeypatch: pytest.MonkeyPatch) -> Non
     records = list(measure_row(row, torch.float32, "cpu", systems, 2, make_roofs("cpu", 2)))
     floor, native, fused, broken = records
     assert [r.system for r in records] == ["floor", *systems]
-    assert fused.goal == attention_record.FLOOR_GOAL and native.goal is None
+    assert fused.goal is native.goal is None  # goals are a GPU's
     assert floor.fraction_of_roof == 1 and fused.floor_ms == floor.ms.ms_p50
     assert broken.failed and "broken" in broken.note and broken.cells()["ms_p50"] == ""
 
@@ -287,7 +287,8 @@ def test_main_writes_a_csv_and_merges(tmp_path: Path, capsys: pytest.CaptureFixt
     rows = read_rows(out)
     assert len(rows) == 3 * len(attention_rows.CPU_ROWS)
     assert all(float(row["ms_p50"]) > 0 and row["floor_ms"] for row in rows)
-    assert "of floor" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "triangle" in said and "MISSED" not in said
 
 
 def test_list_and_quick(capsys: pytest.CaptureFixture[str]) -> None:

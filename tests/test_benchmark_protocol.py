@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from fake_gpu import FakeGpu
 
 from scripts.benchmarks import softmax_summary
+from scripts.benchmarks.command import join, parse_out, stopped
 from scripts.benchmarks.record import COLUMNS, Record, Recorder, merged, read_rows
 from scripts.benchmarks.timing import (
     CHUNK,
@@ -136,3 +138,41 @@ def test_summary_names_misses_and_comparisons(capsys: pytest.CaptureFixture[str]
     assert "0.80 to 0.80 times as fast as liger" in text
     assert "slower at bfloat16 causal Tq=Tk/4 1x2 forward (0.80)" in text
     assert verdict == "1 of 2 goals reached"
+
+
+def test_an_older_file_outlives_a_run_without_a_timing(tmp_path: Path) -> None:
+    path = tmp_path / "old.csv"
+    path.write_text("old\n")
+    with pytest.raises(AssertionError), Recorder(path, device="cpu", progress=False):
+        raise AssertionError("no timing yet")
+    assert path.read_text() == "old\n"
+
+
+def test_out_is_tried_before_anything_is_measured(tmp_path: Path) -> None:
+    assert parse_out(str(tmp_path / "new" / "a.csv")) == tmp_path / "new" / "a.csv"
+    (tmp_path / "file").touch()
+    for text, said in ((str(tmp_path), "is a folder"), (str(tmp_path / "file" / "a.csv"), "got ")):
+        with pytest.raises(argparse.ArgumentTypeError, match=said):
+            parse_out(text)
+
+
+def test_only_files_of_the_benchmark_are_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    for text in ("a,b\n1,2\n", "no table", ",".join([*COLUMNS, "floor_ms"]) + "\n1\n"):
+        part = tmp_path / "part.csv"
+        part.write_text(text)
+        assert (
+            join([part], out, COLUMNS) == 2 and "must have the columns" in capsys.readouterr().err
+        )
+    assert join([tmp_path / "none.csv"], out, COLUMNS) == 2
+    assert not out.exists()
+
+
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert stopped(interrupted) == 130 and stopped(lambda: 3) == 3
+    assert "stopped" in capsys.readouterr().err

@@ -15,12 +15,9 @@ from fake_gpu import FakeGpu
 
 from scripts.benchmarks import cuda_library, softmax_run
 from scripts.benchmarks.cells import Cell, Term, cold_matrices, cpu_cells, cuda_cells, padding
+from scripts.benchmarks.command import parse_part, select
 from scripts.benchmarks.ideal import Traffic, traffic, visible, visible_bytes
 from scripts.benchmarks.problems import make_problem
-from scripts.benchmarks.record import (
-    parse_part,
-    select,
-)
 from scripts.benchmarks.roofs import (
     ALIGNMENT,
     Roofs,

@@ -61,8 +61,8 @@ def failure(error: Exception) -> str:
     return f"error: {type(error).__name__}: {lines[0] if lines else ''}"[:200]
 
 
-def show(records: Sequence[AttentionRecord], title: str) -> None:
-    """One line a row or length, one column a system, and what misses its goal."""
+def show(records: Sequence[AttentionRecord], title: str, *, has_goals: bool) -> None:
+    """One line a row or length, one column a system, and what misses its goal, if it has one."""
     systems = list(dict.fromkeys(r.system for r in records))
     groups: dict[tuple[str, str, str], dict[str, AttentionRecord]] = {}
     for r in records:
@@ -73,7 +73,8 @@ def show(records: Sequence[AttentionRecord], title: str) -> None:
         lines.append([f"{what} {dtype}", *(_number(by_system.get(system)) for system in systems)])
         goals.append(f"{what} {dtype}: {', '.join(verdicts(by_system))}")
     print_table(("ms", *systems), lines, title)
-    print("\n".join(goals))
+    if has_goals:
+        print("\n".join(goals))
     errors: dict[str, list[str]] = {}
     for r in records:
         if r.failed:

@@ -97,12 +97,12 @@ def dense() -> Iterator[Cell]:
                 continue
             goals = SHORT if length < 256 else DENSE if length <= 16384 else LONG
             shape = (cold_matrices(dtype, 1, length), length)
-            few = dtype == "float32" and length in (256, 1024, 2048, 4096, 16384)
+            few = dtype == "float32" and length in (256, 512, 1024, 2048, 4096, 16384)
             peers = length <= 16384 and (dtype == "bfloat16" or few)
             yield Cell("dense", dtype, shape, goals, peers=peers)
     for dtype in DTYPES:
         for shape in ((64, 131072), (8, 1048576)):
-            yield Cell("few long rows", dtype, shape, LONG)
+            yield Cell("few long rows", dtype, shape, LONG, peers=dtype == "bfloat16")
 
 
 def causal() -> Iterator[Cell]:
@@ -129,7 +129,7 @@ def masked() -> Iterator[Cell]:
     for dtype in DTYPES:
         for length in (128, 512, 1024, 4096, 16384):
             shape = square(dtype, length)
-            peers = length >= 512 if dtype == "bfloat16" else length == 1024
+            peers = length >= 512 if dtype == "bfloat16" else length in (1024, 16384)
             yield Cell("padding Bx1x1xT", dtype, shape, MASKED, mask=padding(shape), peers=peers)
         for length in (128, 512, 1024, 4096):
             shape = square(dtype, length)
@@ -158,7 +158,7 @@ def learned() -> Iterator[Cell]:
     for dtype in DTYPES:
         for length in LEARNED_LENGTHS:
             B, H, T, _ = shape = square(dtype, length)
-            peers = dtype == "bfloat16" and length in (512, 1024)
+            peers = length in (49, 343, 512, 1024) if dtype == "bfloat16" else length == 49
             count = cold_matrices(dtype, length, length)
             pair = (math.ceil(count / 128), 32, 4, length, length)  # (B, N, H, T, T)
             for kind, scores, term in (
@@ -190,7 +190,10 @@ def layouts() -> Iterator[Cell]:
                 aligned = _aligned(dtype, neighbour, causal)
                 case = "odd causal" if causal else "odd"
                 shape = square(dtype, length)
-                yield replace(aligned, case=case, shape=shape, goals=None, neighbour=aligned)
+                peers = dtype == "bfloat16" and length in (63, 1023, 4097)
+                yield replace(
+                    aligned, case=case, shape=shape, goals=None, neighbour=aligned, peers=peers
+                )
         for length in (64, 128, 1024, 4096):
             aligned = _aligned(dtype, length, False)
             yield replace(aligned, case="offset", goals=None, layout="offset", neighbour=aligned)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
-import fnmatch
 import os
 import platform
 import subprocess
@@ -137,33 +135,25 @@ def write_rows(path: Path, rows: Iterable[Row], columns: Sequence[str] = COLUMNS
         raise
 
 
-def merged(paths: Iterable[Path]) -> list[Row]:
-    """The rows of the parts of one run; a cell that was measured again counts by its last row."""
+def merged(paths: Iterable[Path], columns: Sequence[str] = KEY) -> list[Row]:
+    """The rows of the parts of one run; a cell that was measured again counts by its last row.
+
+    Raises:
+        ValueError: for a file without one of `columns`, or with others where those are more than
+            what names a row.
+    """
     rows: dict[tuple[str, ...], Row] = {}
     for path in paths:
-        for row in read_rows(path):
+        found = read_rows(path)
+        has = set(found[0]) if found else set()
+        if not has >= set(columns) or (columns != KEY and has != set(columns)):
+            raise ValueError(
+                f"{path} must have the columns {', '.join(columns)}; it has "
+                f"{', '.join(filter(None, has)) or 'no rows'}: it is no file of this benchmark"
+            )
+        for row in found:
             rows[tuple(row[name] for name in KEY)] = row
     return list(rows.values())
-
-
-def parse_part(text: str) -> tuple[int, int]:
-    """ "2/3" as (2, 3): the type of argparse's `--part`."""
-    part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"must be K/N with 1 <= K <= N, like 2/3; got {text!r}")
-    return int(part), int(parts)
-
-
-def select(
-    items: Sequence[T], names: Sequence[str], part: tuple[int, int] = (1, 1), only: str = "*"
-) -> list[T]:
-    """Those whose name fits the pattern `only` (shell style; a bare word fits anywhere), of which
-    the K-th of N parts: every N-th one, so that the parts take about as long."""
-    pattern = only if any(sign in only for sign in "*?[") else f"*{only}*"
-    chosen = [
-        item for item, name in zip(items, names, strict=True) if fnmatch.fnmatch(name, pattern)
-    ]
-    return chosen[part[0] - 1 :: part[1]]
 
 
 class Recorder:
@@ -229,7 +219,8 @@ class Recorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.write()
+        if self.records:  # a run without any leaves an older file as it is
+            self.write()
 
     def show(self, records: Sequence[Record] | None = None, title: str | None = None) -> None:
         """Print the table of all records, or of some."""

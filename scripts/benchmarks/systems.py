@@ -21,6 +21,7 @@ from scripts.benchmarks.cells import Cell
 from scripts.benchmarks.problems import SCALE, Problem
 from scripts.benchmarks.timing import Call
 
+ON_CPU = ("fused", "native", "compiled")
 NAMES = ("fused", "native", "compiled", "article", "online", "liger", "quack")
 ARTICLE_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 ARTICLE_BYTES = 48 * 1024  # of shared memory, which the article doesn't raise
