@@ -22,7 +22,9 @@ import sms_plugin
 from sms_plugin.patch import PatchError, register_adapter
 from sms_plugin.patch.registry import adapter_of
 from train.adapter import SoftmaxCore
+from train.config import load_config
 from train.models import AttentionCore
+from train.module import LanguageModel
 
 
 def test_modules_restricts_and_the_rest_is_reported() -> None:
@@ -123,3 +125,26 @@ def test_importing_the_package_loads_no_trainer() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_modules_for_sdpa_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    gpt = make_gpt()
+    report = sms_plugin.patch_attention(gpt)
+    assert [module.unread for module in report.patched] == [True, True]
+    said = "SDPA would be faster here, nobody reads the probabilities: blocks.0.attention.core, b"
+    assert said in capsys.readouterr().out and "fused; SDPA would be faster" in str(report)
+    assert json.loads(report.to_json())["patched"][0]["unread"] is True
+    # Somebody reads them, or may; there are none.
+    for options in ({"on_probs": print}, {"softmax": "sdpa"}):
+        assert not sms_plugin.patch_attention(gpt, **options).advice()
+    alone = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
+    assert not sms_plugin.patch_attention(alone).advice()
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8), 5)
+    (advice,) = sms_plugin.patch_attention(layers).advice()
+    assert advice.endswith("layers.2.self_attn and 2 more")
+
+
+def test_a_trained_bias_is_nothing_for_sdpa() -> None:
+    cfg = load_config(["run_dir=.", "model=t5_encoder_small"])
+    model = LanguageModel(cfg, 16)
+    assert not sms_plugin.patch_attention(model).advice()

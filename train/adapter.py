@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import sms_plugin
 from train.models import AttentionCore
+from train.models.attention import Attention
 
 
 class SoftmaxCore(AttentionCore):
@@ -70,4 +71,9 @@ class SDPACore(AttentionCore):
         return out, None
 
 
-sms_plugin.register_adapter(AttentionCore, SoftmaxCore, sdpa=SDPACore)
+def is_unread(core: nn.Module, parent: nn.Module | None) -> bool:
+    """Attention leaves the probabilities alone, but T5's bias gets its gradient through them."""
+    return isinstance(parent, Attention) and not parent.has_bias
+
+
+sms_plugin.register_adapter(AttentionCore, SoftmaxCore, sdpa=SDPACore, is_unread=is_unread)

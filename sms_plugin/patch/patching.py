@@ -115,7 +115,8 @@ def apply_patch(
             skipped.append(SkippedModule(name, kind, *reason))
         elif adapter is not None:
             already = getattr(module, _NAME, None) == softmax
-            patched.append(PatchedModule(name, kind, already))
+            unread = softmax != "sdpa" and on_probs is None and _is_unread(model, name, adapter)
+            patched.append(PatchedModule(name, kind, already, unread))
             if not already:
                 todo.append((module, adapter))
     report = PatchReport(softmax, tuple(patched), tuple(skipped))
@@ -139,6 +140,13 @@ def apply_patch(
     for done in patched:
         _set_listener(candidates[done.name], done.name, on_probs)
     return report
+
+
+def _is_unread(model: nn.Module, name: str, adapter: Adapter) -> bool:
+    if adapter.is_unread is None:
+        return False
+    parent = model.get_submodule(name.rpartition(".")[0]) if name else None
+    return adapter.is_unread(model.get_submodule(name), parent)
 
 
 def unpatch_attention(model: nn.Module, *, modules: Sequence[str] | None = None) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ def check_softmax(caller: str, softmax: str) -> None:
 
 
 Decline = Callable[[nn.Module, str], "str | None"]
+IsUnread = Callable[[nn.Module, "nn.Module | None"], bool]
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,15 @@ class Adapter:
         sdpa: subclass of `original` without probabilities, for softmax="sdpa"; None: declined.
         decline: called with the module and the name of the softmax; a reason why this instance
             cannot be patched, or None.
+        is_unread: called with the module and the one that holds it; whether nobody reads the
+            probabilities, and nothing else needs them, so that SDPA would be faster.
     """
 
     original: type[nn.Module]
     patched: type[nn.Module]
     sdpa: type[nn.Module] | None = None
     decline: Decline | None = None
+    is_unread: IsUnread | None = None
 
     def class_for(self, softmax: str) -> type[nn.Module] | None:
         """The class that an instance gets for `softmax`; None when there is none."""
@@ -59,6 +63,7 @@ def register_adapter(
     *,
     sdpa: type[nn.Module] | None = None,
     decline: Decline | None = None,
+    is_unread: IsUnread | None = None,
 ) -> Adapter:
     """Teach `patch_attention` a class of attention module.
 
@@ -69,6 +74,8 @@ def register_adapter(
             `__init__` of its own, since instances arrive built.
         sdpa: a subclass that has no probabilities, for softmax="sdpa".
         decline: `decline(module, softmax)` returns why an instance can't be patched, or None.
+        is_unread: `is_unread(module, parent)` returns whether nobody reads the probabilities of an
+            instance, nor trains a bias with it: the report then says that SDPA would be faster.
 
     Raises:
         TypeError: when `patched` or `sdpa` is not a subclass of `original`.
@@ -87,7 +94,7 @@ def register_adapter(
                 f"register_adapter: {argument} must be found by its name, got {qualified(cls)}, "
                 "which pickle could not find again; define it at the top level of its module"
             )
-    adapter = Adapter(original, patched, sdpa, decline)
+    adapter = Adapter(original, patched, sdpa, decline, is_unread)
     known = _by_original.get(original)
     if known is not None and qualified(known.patched) != qualified(patched):
         raise ValueError(

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 from sms_plugin.tables import text_table
 
+NAMED = 3  # modules in a line
+
 
 @dataclass(frozen=True)
 class PatchedModule:
@@ -15,6 +17,7 @@ class PatchedModule:
     name: str  # qualified, as in model.named_modules(); "" is the model itself
     kind: str  # the class before patching
     already: bool  # it did so before this call
+    unread: bool = False  # nobody reads its probabilities: SDPA would be faster here
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,19 @@ class PatchReport:
         """One line for what was patched, and one for each module that was not."""
         already = sum(module.already for module in self.patched)
         line = f"softmax={self.softmax}: {len(self.patched)} attention module(s) patched"
-        return "\n".join(
-            [line + (f", {already} of them before" if already else ""), *self.reasons()]
-        )
+        line += f", {already} of them before" if already else ""
+        return "\n".join([line, *self.advice(), *self.reasons()])
+
+    def advice(self) -> list[str]:
+        """A line that names the modules whose probabilities nobody reads; none without them."""
+        names = [_shown(module.name) for module in self.patched if module.unread]
+        if not names:
+            return []
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        return [
+            "  SDPA would be faster here, nobody reads the probabilities: "
+            f"{', '.join(names[:NAMED])}{more}"
+        ]
 
     def reasons(self) -> list[str]:
         """A line for each module that is left as it was."""
@@ -58,7 +71,13 @@ class PatchReport:
 
     def __str__(self) -> str:
         rows = [
-            (done.name, done.kind, f"{self.softmax} (already)" if done.already else self.softmax)
+            (
+                done.name,
+                done.kind,
+                self.softmax
+                + (" (already)" if done.already else "")
+                + ("; SDPA would be faster" if done.unread else ""),
+            )
             for done in self.patched
         ]
         rows += [(left.name, left.kind, f"skipped: {left.reason}") for left in self.skipped]

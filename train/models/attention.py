@@ -88,6 +88,7 @@ class Attention(nn.Module):
         self.core = AttentionCore(head_dim, max_len, config.dropout)
         self.proj = nn.Linear(config.n_embd, config.n_embd)
         self.is_rotary = config.positions is Positions.rotary
+        self.has_bias = config.positions is Positions.relative
         frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
         angles = torch.outer(torch.arange(max_len), frequencies)  # (T, D/2)
         self.register_buffer(

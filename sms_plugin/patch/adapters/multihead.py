@@ -146,4 +146,9 @@ class SoftmaxMultiheadAttention(nn.MultiheadAttention):
         return torch.nested.as_nested_tensor(texts), None
 
 
-register_adapter(nn.MultiheadAttention, SoftmaxMultiheadAttention)
+def _is_unread(module: nn.Module, parent: nn.Module | None) -> bool:
+    """Torch's own layers ask for no weights; whoever else calls the module may."""
+    return type(parent) in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+register_adapter(nn.MultiheadAttention, SoftmaxMultiheadAttention, is_unread=_is_unread)
