@@ -43,7 +43,7 @@ from scripts.benchmarks.softmax_run import SoftmaxRun, measure_on_cpu  # noqa: E
 from scripts.benchmarks.timing import wake_up  # noqa: E402
 
 ROUNDS, QUICK_ROUNDS = 100, 30
-CPU_ROUNDS, QUICK_CPU_ROUNDS = 9, 5
+CPU_ROUNDS, QUICK_CPU_ROUNDS = 25, 5
 QUICK_PEER_LENGTH = 1024
 QUICK_SYSTEMS = ("fused", "native")
 
