@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,12 +38,15 @@ class Adapter:
         sdpa: subclass of `original` without probabilities, for softmax="sdpa"; None: declined.
         decline: called with the module and the name of the softmax; a reason why this instance
             cannot be patched, or None.
+        together: instances hand something to each other that the patched class changes, so that
+            within a model all of them are patched, or none.
     """
 
     original: type[nn.Module]
     patched: type[nn.Module]
     sdpa: type[nn.Module] | None = None
     decline: Decline | None = None
+    together: bool = False
 
     def class_for(self, softmax: str) -> type[nn.Module] | None:
         """The class that an instance gets for `softmax`; None when there is none."""
@@ -51,6 +55,7 @@ class Adapter:
 
 _by_original: dict[type[nn.Module], Adapter] = {}
 _by_patched: dict[type[nn.Module], Adapter] = {}
+_unloaded: dict[str, str] = {}  # a module that defines attention: the one with its adapters
 
 
 def register_adapter(
@@ -59,6 +64,7 @@ def register_adapter(
     *,
     sdpa: type[nn.Module] | None = None,
     decline: Decline | None = None,
+    together: bool = False,
 ) -> Adapter:
     """Teach `patch_attention` a class of attention module.
 
@@ -69,6 +75,7 @@ def register_adapter(
             `__init__` of its own, since instances arrive built.
         sdpa: a subclass that has no probabilities, for softmax="sdpa".
         decline: `decline(module, softmax)` returns why an instance can't be patched, or None.
+        together: all instances in a model are patched, or none (they hand each other something).
 
     Raises:
         TypeError: when `patched` or `sdpa` is not a subclass of `original`.
@@ -87,7 +94,7 @@ def register_adapter(
                 f"register_adapter: {argument} must be found by its name, got {qualified(cls)}, "
                 "which pickle could not find again; define it at the top level of its module"
             )
-    adapter = Adapter(original, patched, sdpa, decline)
+    adapter = Adapter(original, patched, sdpa, decline, together)
     known = _by_original.get(original)
     if known is not None and qualified(known.patched) != qualified(patched):
         raise ValueError(
@@ -102,8 +109,23 @@ def register_adapter(
     return adapter
 
 
+def register_later(defined_in: str, adapters: str) -> None:
+    """Import the module `adapters` once a model holds a class from the module `defined_in`.
+
+    So that the packages which define them are imported by their users only.
+    """
+    _unloaded[defined_in] = adapters
+
+
+def _load_adapters(cls: type) -> None:
+    for base in cls.__mro__:
+        if base.__module__ in _unloaded:
+            importlib.import_module(_unloaded[base.__module__])
+
+
 def adapter_of(module: nn.Module) -> Adapter | None:
     """The adapter for a module, whether it is patched already or not."""
+    _load_adapters(type(module))
     return _by_original.get(type(module)) or _by_patched.get(type(module))
 
 
