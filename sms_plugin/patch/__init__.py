@@ -7,7 +7,7 @@ A module is patched by an adapter: a subclass of its class that calls `self.scal
 `register_adapter` adds one for a class of your own.
 """
 
-from sms_plugin.patch.adapters import multihead  # noqa: F401  registers its adapter
+from sms_plugin.patch.adapters import multihead, optional  # noqa: F401  register adapters
 from sms_plugin.patch.patching import patch_attention, patched_attention, unpatch_attention
 from sms_plugin.patch.registry import SOFTMAX_NAMES, Adapter, register_adapter
 from sms_plugin.patch.report import PatchedModule, PatchError, PatchReport, SkippedModule

@@ -25,6 +25,7 @@ OnProbs = Callable[[str, Tensor], object]
 
 SLOT = "scaled_mask_softmax"  # the submodule that a patched forward calls; it has no state
 _NAME = "_sms_plugin_softmax"  # on a patched instance: the name it was patched with
+_NOT_APART = "modules of its class hand each other something, so all are patched or none"
 
 
 def patch_attention(
@@ -119,6 +120,12 @@ def apply_patch(
             patched.append(PatchedModule(name, kind, already, unread))
             if not already:
                 todo.append((module, adapter))
+    for done in _left_alone(patched, skipped, candidates):
+        patched.remove(done)
+        todo = [
+            (module, adapter) for module, adapter in todo if module is not candidates[done.name]
+        ]
+        skipped.append(SkippedModule(done.name, done.kind, _NOT_APART, True))
     report = PatchReport(softmax, tuple(patched), tuple(skipped))
     if strict and any(module.blocking for module in skipped):
         raise PatchError(
@@ -160,17 +167,42 @@ def unpatch_attention(model: nn.Module, *, modules: Sequence[str] | None = None)
         The qualified names of the modules that were restored.
 
     Raises:
-        ValueError: when a pattern in `modules` matches no attention module.
+        ValueError: when a pattern in `modules` matches no attention module, or modules that are
+            patched together would be restored in part.
     """
     candidates = dict(_attention_modules(model))
     selected = _select(candidates, modules)
+    patched = {name: module for name, module in candidates.items() if is_patched(module)}
+    apart = {adapter_of(module) for name, module in patched.items() if name not in selected}
+    for name, module in patched.items():
+        if name in selected and _is_together(module) and adapter_of(module) in apart:
+            raise ValueError(f"modules: {name!r} can't be unpatched alone: {_NOT_APART}")
     restored = []
-    for name, module in candidates.items():
+    for name, module in patched.items():
         adapter = adapter_of(module)
-        if adapter is not None and is_patched(module) and name in selected:
+        if adapter is not None and name in selected:
             _restore(module, adapter)
             restored.append(name)
     return tuple(restored)
+
+
+def _is_together(module: nn.Module) -> bool:
+    adapter = adapter_of(module)
+    return adapter is not None and adapter.together
+
+
+def _left_alone(
+    patched: Sequence[PatchedModule],
+    skipped: Sequence[SkippedModule],
+    candidates: dict[str, nn.Module],
+) -> list[PatchedModule]:
+    """Those that may be patched only with all of their class, some of which are skipped."""
+    apart = {adapter_of(candidates[left.name]) for left in skipped}
+    return [
+        done
+        for done in patched
+        if _is_together(candidates[done.name]) and adapter_of(candidates[done.name]) in apart
+    ]
 
 
 def _swap(
@@ -178,6 +210,7 @@ def _swap(
 ) -> None:
     cls = adapter.class_for(softmax)
     assert cls is not None  # _why_not has seen to it
+    _drop_own_forward(module)
     module.__class__ = cls
     module.__dict__[_NAME] = softmax
     if slot is not None:
@@ -221,7 +254,26 @@ def _set_state(
         setattr(module, SLOT, slot.train(module.training))
 
 
+def _is_own_forward(module: nn.Module) -> bool:
+    """Whether the instance holds a forward, and it is only that of its class, bound to it.
+
+    transformers 4.57 leaves one behind where it has recorded attentions. It says nothing, but
+    would go on calling this class when the instance has another.
+    """
+    forward = vars(module).get("forward")
+    return (
+        getattr(forward, "__self__", None) is module
+        and getattr(forward, "__func__", None) is type(module).forward
+    )
+
+
+def _drop_own_forward(module: nn.Module) -> None:
+    if _is_own_forward(module):
+        del module.__dict__["forward"]
+
+
 def _restore(module: nn.Module, adapter: Adapter) -> None:
+    _drop_own_forward(module)
     module._modules.pop(SLOT, None)
     module.__dict__.pop(_NAME, None)
     module.__class__ = adapter.original
@@ -268,7 +320,7 @@ def _why_not(module: nn.Module, adapter: Adapter | None, softmax: str) -> tuple[
         return "no adapter for this class (sms_plugin.register_adapter)", False
     if adapter.class_for(softmax) is None:
         return f"its adapter has no class for softmax={softmax}", True
-    if "forward" in vars(module):
+    if "forward" in vars(module) and not _is_own_forward(module):
         return "its forward was replaced on the instance, so a patch would not be called", True
     if not is_patched(module) and hasattr(module, SLOT):
         return f"it has an attribute {SLOT} of its own", True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Adapter:
             cannot be patched, or None.
         is_unread: called with the module and the one that holds it; whether nobody reads the
             probabilities, and nothing else needs them, so that SDPA would be faster.
+        together: instances hand something to each other that the patched class changes, so that
+            within a model all of them are patched, or none.
     """
 
     original: type[nn.Module]
@@ -47,6 +50,7 @@ class Adapter:
     sdpa: type[nn.Module] | None = None
     decline: Decline | None = None
     is_unread: IsUnread | None = None
+    together: bool = False
 
     def class_for(self, softmax: str) -> type[nn.Module] | None:
         """The class that an instance gets for `softmax`; None when there is none."""
@@ -55,6 +59,7 @@ class Adapter:
 
 _by_original: dict[type[nn.Module], Adapter] = {}
 _by_patched: dict[type[nn.Module], Adapter] = {}
+_unloaded: dict[str, str] = {}  # a module that defines attention: the one with its adapters
 
 
 def register_adapter(
@@ -64,6 +69,7 @@ def register_adapter(
     sdpa: type[nn.Module] | None = None,
     decline: Decline | None = None,
     is_unread: IsUnread | None = None,
+    together: bool = False,
 ) -> Adapter:
     """Teach `patch_attention` a class of attention module.
 
@@ -76,6 +82,7 @@ def register_adapter(
         decline: `decline(module, softmax)` returns why an instance can't be patched, or None.
         is_unread: `is_unread(module, parent)` returns whether nobody reads the probabilities of an
             instance, nor trains a bias with it: the report then says that SDPA would be faster.
+        together: all instances in a model are patched, or none (they hand each other something).
 
     Raises:
         TypeError: when `patched` or `sdpa` is not a subclass of `original`.
@@ -94,7 +101,7 @@ def register_adapter(
                 f"register_adapter: {argument} must be found by its name, got {qualified(cls)}, "
                 "which pickle could not find again; define it at the top level of its module"
             )
-    adapter = Adapter(original, patched, sdpa, decline, is_unread)
+    adapter = Adapter(original, patched, sdpa, decline, is_unread, together)
     known = _by_original.get(original)
     if known is not None and qualified(known.patched) != qualified(patched):
         raise ValueError(
@@ -109,8 +116,23 @@ def register_adapter(
     return adapter
 
 
+def register_later(defined_in: str, adapters: str) -> None:
+    """Import the module `adapters` once a model holds a class from the module `defined_in`.
+
+    So that the packages which define them are imported by their users only.
+    """
+    _unloaded[defined_in] = adapters
+
+
+def _load_adapters(cls: type) -> None:
+    for base in cls.__mro__:
+        if base.__module__ in _unloaded:
+            importlib.import_module(_unloaded[base.__module__])
+
+
 def adapter_of(module: nn.Module) -> Adapter | None:
     """The adapter for a module, whether it is patched already or not."""
+    _load_adapters(type(module))
     return _by_original.get(type(module)) or _by_patched.get(type(module))
 
 
