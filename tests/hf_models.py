@@ -267,7 +267,9 @@ def run(model: nn.Module, inputs: dict, kept: Tensor) -> Results:
     model.zero_grad()
     out = model(**inputs, output_attentions=True)
     output = out[0] * kept[..., None].to(out[0].dtype)
-    output.backward(torch.randn(output.shape, generator=torch.Generator().manual_seed(3)).to(output))
+    output.backward(
+        torch.randn(output.shape, generator=torch.Generator().manual_seed(3)).to(output)
+    )
     attentions = [
         probs.detach().double() * (kept[:, None, :, None] if len(kept) == len(probs) else 1)
         for key in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
