@@ -20,8 +20,8 @@ from hf_models import (
     LAYERS,
     B,
     T,
-    count_calls,
 )
+from patched_attention import count_calls
 from torch import Tensor, nn
 
 import sms_plugin
