@@ -6,7 +6,7 @@ Letters: B batch, T tokens.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-import sms_plugin
 
 transformers = pytest.importorskip(
     "transformers", minversion="4.57", reason="the adapters need pip install 'sms_plugin[hf]'"
@@ -319,10 +317,3 @@ def agree(ours: Results, eager: Results, exact: Results, floor: float) -> list[s
 
 def copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return copy.deepcopy(model).to(dtype)
-
-
-def count_calls(forward: Callable[[], object]) -> int:
-    """How often the operator ran."""
-    before = sum(sms_plugin.call_counts()["scaled_mask_softmax"].values())
-    forward()
-    return sum(sms_plugin.call_counts()["scaled_mask_softmax"].values()) - before

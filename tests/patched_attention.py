@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -109,3 +109,10 @@ def are_close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 def forward_calls() -> int:
     return sum(sms_plugin.call_counts()["scaled_mask_softmax"].values())
+
+
+def count_calls(forward: Callable[[], object]) -> int:
+    """How often the operator runs forward in it."""
+    before = forward_calls()
+    forward()
+    return forward_calls() - before

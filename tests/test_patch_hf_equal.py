@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_models import DECODERS, FAMILIES, agree, copied, count_calls, run, run_exactly
+from hf_models import DECODERS, FAMILIES, agree, copied, run, run_exactly
+from patched_attention import count_calls
 
 import sms_plugin
 from sms_plugin.modules import ScaledMaskSoftmax

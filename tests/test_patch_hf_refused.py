@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_models import FAMILIES, IS_4, LAYERS, count_calls, transformers
+from hf_models import FAMILIES, IS_4, LAYERS, transformers
+from patched_attention import count_calls
 from torch import nn
 
 import sms_plugin

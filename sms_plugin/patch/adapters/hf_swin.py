@@ -17,22 +17,8 @@ from sms_plugin.patch.adapters.huggingface import (
     register_dispatched,
     too_old,
 )
+from sms_plugin.patch.adapters.windows import softmax_in_windows
 from sms_plugin.patch.registry import register_adapter
-
-
-def _softmax_in_windows(
-    softmax: ScaledMaskSoftmax,
-    scores: Tensor,  # (B * W, H, T, T)
-    scale: float,
-    bias: Tensor,  # (H, T, T) or (1, H, T, T)
-    shift_mask: Tensor | None,  # (W, T, T), added
-) -> Tensor:  # (B * W, H, T, T)
-    """Bias and mask as they are, instead of their sum for every window of every image."""
-    if shift_mask is None:
-        return softmax(scores, None, scale, bias=bias)
-    by_image = scores.unflatten(0, (-1, len(shift_mask)))  # (B, W, H, T, T)
-    return softmax(by_image, shift_mask[:, None], scale, bias=bias).flatten(0, 1)
-
 
 if hasattr(modeling_swin, "SwinSelfAttention"):  # 4.57
 
@@ -53,7 +39,7 @@ if hasattr(modeling_swin, "SwinSelfAttention"):  # 4.57
                 for linear in (self.query, self.key, self.value)
             )  # (B * W, H, T, D) each
             bias = self.relative_position_bias_table[self.relative_position_index]  # (T, T, H)
-            probs = _softmax_in_windows(
+            probs = softmax_in_windows(
                 self.scaled_mask_softmax,
                 query @ key.transpose(-2, -1),
                 self.attention_head_size**-0.5,
@@ -97,7 +83,7 @@ else:
             assert attention_mask is not None
             shift_mask, scaling = kwargs["shift_mask"], kwargs["scaling"]
             scores = query @ key.transpose(-2, -1)
-            probs = _softmax_in_windows(
+            probs = softmax_in_windows(
                 self.scaled_mask_softmax, scores, scaling, attention_mask, shift_mask
             )
             probs = F.dropout(probs, kwargs["dropout"], self.training)

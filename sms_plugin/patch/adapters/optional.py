@@ -22,3 +22,6 @@ for _family, _adapters in _FAMILIES.items():
         f"transformers.models.{_family}.modeling_{_family}",
         f"sms_plugin.patch.adapters.{_adapters}",
     )
+
+register_later("timm.layers.attention", "sms_plugin.patch.adapters.timm_attention")
+register_later("timm.models.swin_transformer", "sms_plugin.patch.adapters.timm_swin")
