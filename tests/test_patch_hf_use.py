@@ -216,6 +216,19 @@ def test_compiles_without_a_break(name: str, implementation: str) -> None:
     assert count_calls(lambda: compiled(**inputs, **settings)) == family.modules
 
 
+@pytest.mark.parametrize("name", ["llama", "t5", "whisper"])
+def test_a_bool_mask_of_four_dimensions_says_what_is_seen(name: str) -> None:
+    family = FAMILIES[name]
+    model, inputs = family.build(), family.inputs()
+    sms_plugin.patch_attention(model)
+    key = "attention_mask" if family.is_causal else "decoder_attention_mask"
+    seen = torch.rand(B, 1, T, T, generator=torch.Generator().manual_seed(1)) < 0.7
+    seen |= torch.eye(T, dtype=torch.bool)
+    added = sms_plugin.additive_mask(~seen, torch.float32)
+    outputs = [model(**{**inputs, key: mask})[0] for mask in (seen, added)]
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_gradient_checkpointing(name: str, reentrant: bool) -> None:

@@ -17,6 +17,7 @@ from sms_plugin.patch.adapters.huggingface import (
     ARGUMENTS,
     DispatchedAttention,
     cached_keys_and_values,
+    operator_mask,
     register_dispatched,
     too_old,
 )
@@ -45,7 +46,7 @@ else:  # 4.57
         def forward(
             self,
             hidden_states: Tensor,  # (B, Tq, H * D)
-            mask: Tensor | None = None,  # added; broadcasts to (B, H, Tq, Tk or more)
+            mask: Tensor | None = None,  # added, or bool; broadcasts to (B, H, Tq, Tk or more)
             key_value_states: Tensor | None = None,  # (B, Tk, H * D)
             position_bias: Tensor | None = None,  # (1, H, Tq, Tk)
             past_key_values: Any = None,
@@ -79,7 +80,7 @@ else:  # 4.57
                     length, keys, device=scores.device, cache_position=cache_position
                 )[:, :, -queries:]
             if mask is not None:
-                mask = mask[..., :keys]
+                mask = operator_mask(mask, keys)
             probs = self.scaled_mask_softmax(scores, mask, bias=position_bias)
             probs = F.dropout(probs, self.dropout, self.training)
             if layer_head_mask is not None:

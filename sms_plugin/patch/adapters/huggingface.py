@@ -131,10 +131,13 @@ class DispatchedAttention(nn.Module):
                 "attention_mask must have 4 dimensions (batch, heads, queries, keys) in the "
                 f"attention, got {tuple(attention_mask.shape)}; pass the model a 2-d or 4-d mask"
             )
-        attention_mask = attention_mask[..., :keys]
-        if attention_mask.dtype == torch.bool:
-            return mask_from_keep(attention_mask), False
-        return attention_mask, False
+        return operator_mask(attention_mask, keys), False
+
+
+def operator_mask(attention_mask: Tensor, keys: int) -> Tensor:
+    """The operator's mask for one of transformers: added, or bool with True = seen."""
+    attention_mask = attention_mask[..., :keys]
+    return mask_from_keep(attention_mask) if attention_mask.dtype == torch.bool else attention_mask
 
 
 def attention_function(
