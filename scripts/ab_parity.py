@@ -22,7 +22,8 @@ from scripts.comparison import judge
 from scripts.comparison.config import Candidate, ParityRunConfig
 from scripts.comparison.parity_report import Evidence, write_parity_report
 from scripts.comparison.processes import Job, ProcessError, run_all
-from scripts.comparison.settings import check_at_least, write_arm_config
+from scripts.comparison.settings import write_arm_config
+from train.checks import check_at_least
 from train.config import CONF_DIR, Softmax, register_schema, to_config
 from train.overrides import exit_on_mistakes
 from train.status import run_status

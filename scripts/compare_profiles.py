@@ -18,7 +18,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from scripts.comparison.processes import Job, ProcessError, run_all
-from scripts.comparison.settings import check_at_least, write_arm_config
+from scripts.comparison.settings import write_arm_config
 from scripts.comparison.speed_config import SpeedArm, SpeedRunConfig
 from scripts.comparison.speed_report import write_speed_report
 from scripts.comparison.speed_results import (
@@ -30,6 +30,7 @@ from scripts.comparison.speed_results import (
     read_finished,
     read_measured,
 )
+from train.checks import check_at_least
 from train.config import CONF_DIR, Softmax, register_schema, to_config
 from train.overrides import exit_on_mistakes
 from train.status import run_status

@@ -24,7 +24,7 @@ transformers.logging.set_verbosity_error()
 B, T, VOCAB, LAYERS, HEADS = 3, 9, 40, 2, 4
 PADDED = {"left": (0, 2, 4), "right": (0, 3, 1)}  # tokens of each text that are padding
 
-_TEXT = {
+TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "num_hidden_layers": LAYERS,
@@ -49,7 +49,7 @@ class Family:
     other_dropouts: tuple[str, ...] = ()
     takes: str = "text"  # or texts (two), image, audio
     is_causal: bool = False
-    has_sdpa: bool = True
+    has_sdpa: bool = True  # transformers refuses to load the others with it
 
     def build(self, implementation: str = "eager", dropout: float = 0.0, **settings: Any) -> Any:
         torch.manual_seed(0)
@@ -100,7 +100,7 @@ FAMILIES = {
     "llama": Family(
         "LlamaForCausalLM",
         "LlamaConfig",
-        {**_TEXT, "num_key_value_heads": 2},
+        {**TEXT, "num_key_value_heads": 2},
         LAYERS,
         "attention_dropout",
         is_causal=True,
@@ -108,7 +108,7 @@ FAMILIES = {
     "mistral": Family(
         "MistralForCausalLM",
         "MistralConfig",
-        {**_TEXT, "num_key_value_heads": 2, "sliding_window": 4, "head_dim": 8},
+        {**TEXT, "num_key_value_heads": 2, "sliding_window": 4, "head_dim": 8},
         LAYERS,
         "attention_dropout",
         is_causal=True,
@@ -117,7 +117,7 @@ FAMILIES = {
         "Gemma2ForCausalLM",
         "Gemma2Config",
         {
-            **_TEXT,
+            **TEXT,
             "num_key_value_heads": 2,
             "sliding_window": 4,
             "head_dim": 8,
@@ -127,7 +127,7 @@ FAMILIES = {
         LAYERS,
         "attention_dropout",
         is_causal=True,
-        has_sdpa=False,  # unpatched, it has no softcap
+        has_sdpa=IS_4,
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",
@@ -149,12 +149,12 @@ FAMILIES = {
         is_causal=True,
     ),
     "gpt_neox": Family(
-        "GPTNeoXForCausalLM", "GPTNeoXConfig", _TEXT, LAYERS, "attention_dropout", is_causal=True
+        "GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT, LAYERS, "attention_dropout", is_causal=True
     ),
     "bert": Family(
         "BertModel",
         "BertConfig",
-        _TEXT,
+        TEXT,
         LAYERS,
         "attention_probs_dropout_prob",
         ("hidden_dropout_prob",),
@@ -162,7 +162,7 @@ FAMILIES = {
     "esm": Family(
         "EsmModel",
         "EsmConfig",
-        {**_TEXT, "position_embedding_type": "rotary", "mask_token_id": 39, "token_dropout": False},
+        {**TEXT, "position_embedding_type": "rotary", "mask_token_id": 39, "token_dropout": False},
         LAYERS,
         "attention_probs_dropout_prob",
         ("hidden_dropout_prob",),
@@ -191,7 +191,7 @@ FAMILIES = {
     "vit": Family(
         "ViTModel",
         "ViTConfig",
-        {key: value for key, value in {**_TEXT, **_IMAGE}.items() if "token" not in key},
+        {key: value for key, value in {**TEXT, **_IMAGE}.items() if "token" not in key},
         LAYERS,
         "attention_probs_dropout_prob",
         ("hidden_dropout_prob",),
@@ -243,6 +243,18 @@ FAMILIES = {
         takes="audio",
     ),
 }
+
+
+def implementations(*names: str) -> list[tuple[str, str]]:
+    """Each with those of transformers that it can be loaded with."""
+    return [
+        (name, implementation)
+        for name in names
+        for implementation in ("eager", "sdpa")
+        if implementation == "eager" or FAMILIES[name].has_sdpa
+    ]
+
+
 DECODERS = [name for name, family in FAMILIES.items() if family.is_causal]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,6 +108,20 @@ def are_close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return all(
         bool((a - b).abs().max() <= 2e-5 * b.abs().max()) for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def copy_by_torch_save(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+by_every_copy = pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), copy_by_torch_save],
+    ids=["deepcopy", "pickle", "torch.save"],
+)
 
 
 def forward_calls() -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import pickle
 import subprocess
 import sys
@@ -22,12 +20,13 @@ from patched_attention import (
     PairBiasAttention,
     WrongScaleAttention,
     are_close,
+    by_every_copy,
     forward_calls,
     make_gpt,
     output_and_gradients,
     tokens,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 import sms_plugin
 from sms_plugin.patch import SOFTMAX_NAMES, register_adapter
@@ -147,18 +146,7 @@ def test_only_this_model_changes() -> None:
     assert F.softmax is functional
 
 
-def copy_by_torch_save(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), copy_by_torch_save],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
+@by_every_copy
 def test_a_copy_keeps_the_patch_and_its_own_weights(duplicate) -> None:
     model = make_gpt()
     sms_plugin.patch_attention(model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_models import DECODERS, FAMILIES, agree, copied, run, run_exactly
+from hf_models import DECODERS, FAMILIES, agree, copied, implementations, run, run_exactly
 from patched_attention import count_calls
 
 import sms_plugin
@@ -21,7 +21,7 @@ def cases() -> list:
     found = []
     for name, family in FAMILIES.items():
         paddings = ["left", "right"] if family.takes in ("text", "texts") else [None]
-        for implementation in ["eager", "sdpa"] if family.has_sdpa else ["eager"]:
+        for _, implementation in implementations(name):
             found += [(name, implementation, padding) for padding in paddings]
     return found
 
@@ -107,12 +107,9 @@ def test_dropout_at_equal_seeds(name: str) -> None:
     assert not torch.allclose(model(**inputs)[0], right, rtol=1e-3)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", [*DECODERS, "t5", "whisper"])
+@pytest.mark.parametrize(("name", "implementation"), implementations(*DECODERS, "t5", "whisper"))
 def test_a_later_token_changes_nothing_before_it(name: str, implementation: str) -> None:
     family = FAMILIES[name]
-    if implementation == "sdpa" and not family.has_sdpa:
-        pytest.skip(f"{name} has no sdpa in this version of transformers")
     model, inputs = family.build(implementation), family.inputs()
     sms_plugin.patch_attention(model)
     key = "input_ids" if family.is_causal else "decoder_input_ids"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from hf_models import FAMILIES, IS_4, LAYERS, transformers
-from patched_attention import count_calls
+from hf_models import FAMILIES, IS_4, LAYERS, TEXT, transformers
+from patched_attention import ROOT, count_calls
 from torch import nn
 
 import sms_plugin
 from sms_plugin.patch import PatchError
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def refused(model: nn.Module, match: str, **settings: object) -> None:
@@ -30,13 +27,9 @@ def refused(model: nn.Module, match: str, **settings: object) -> None:
 
 def test_attention_sinks() -> None:
     config = transformers.GptOssConfig(
-        vocab_size=40,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
+        **TEXT,
         num_key_value_heads=2,
         head_dim=8,
-        intermediate_size=16,
         num_local_experts=2,
         num_experts_per_tok=1,
         attn_implementation="eager",
@@ -100,14 +93,7 @@ def test_a_version_with_another_dispatch(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_class_without_an_adapter_is_named() -> None:
-    config = transformers.Qwen2Config(
-        vocab_size=40,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        intermediate_size=16,
-    )
+    config = transformers.Qwen2Config(**TEXT, num_key_value_heads=4)
     with pytest.raises(PatchError, match=r"layers.0.self_attn: no adapter for this class"):
         sms_plugin.patch_attention(transformers.Qwen2Model(config))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import json
 import pickle
 import subprocess
@@ -20,13 +18,12 @@ from hf_models import (
     LAYERS,
     B,
     T,
+    implementations,
 )
-from patched_attention import count_calls
+from patched_attention import ROOT, by_every_copy, count_calls
 from torch import Tensor, nn
 
 import sms_plugin
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def generated(model: nn.Module, inputs: dict, **settings: object) -> Tensor:
@@ -35,12 +32,9 @@ def generated(model: nn.Module, inputs: dict, **settings: object) -> Tensor:
     return model.generate(**given, max_new_tokens=5, do_sample=False, min_new_tokens=5, **settings)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", [*DECODERS, "t5", "whisper"])
+@pytest.mark.parametrize(("name", "implementation"), implementations(*DECODERS, "t5", "whisper"))
 def test_generate(name: str, implementation: str) -> None:
     family = FAMILIES[name]
-    if implementation == "sdpa" and not family.has_sdpa:
-        pytest.skip(f"{name} has no sdpa in this version of transformers")
     inputs = family.inputs("left")
     eager, model = family.build(), family.build(implementation)
     sms_plugin.patch_attention(model)
@@ -58,13 +52,11 @@ def check(model: nn.Module, inputs: dict, right: Tensor, settings: dict) -> None
     assert torch.equal(generated(model, inputs, **settings), right), settings
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
-def test_cache_of_a_fixed_length_without_padding(name: str) -> None:
+@pytest.mark.parametrize(("name", "implementation"), implementations("llama", "gpt2", "t5"))
+def test_cache_of_a_fixed_length_without_padding(name: str, implementation: str) -> None:
     """With sdpa there may be no mask at first, and more keys than queries: those not yet filled."""
     family = FAMILIES[name]
-    if not family.has_sdpa:
-        pytest.skip(f"{name} has no sdpa in this version of transformers")
-    eager, model, inputs = family.build(), family.build("sdpa"), family.inputs()
+    eager, model, inputs = family.build(), family.build(implementation), family.inputs()
     sms_plugin.patch_attention(model)
     right = generated(eager, inputs)
     assert torch.equal(generated(model, inputs, cache_implementation="static"), right)
@@ -87,18 +79,7 @@ def test_padding_changes_nothing_for_the_tokens() -> None:
         assert bool(both.isfinite().all())
 
 
-def by_torch_save(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), by_torch_save],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
+@by_every_copy
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "swin"])
 def test_a_copy_keeps_the_patch(name: str, duplicate) -> None:
     family = FAMILIES[name]
@@ -197,12 +178,12 @@ def test_attentions_are_handed_over_and_returned() -> None:
             assert torch.equal(again, right)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "esm", "t5", "vit", "swin"])
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    implementations("llama", "gpt2", "bert", "esm", "t5", "vit", "swin"),
+)
 def test_compiles_without_a_break(name: str, implementation: str) -> None:
     family = FAMILIES[name]
-    if implementation == "sdpa" and not family.has_sdpa:
-        pytest.skip(f"{name} has no sdpa in this version of transformers")
     model, inputs = family.build(implementation), family.inputs()
     settings = {} if family.takes == "image" else {"use_cache": False}
     torch._dynamo.reset()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import torch
 
 from train.config import Config, Softmax
+from train.throughput import run_device
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 
@@ -17,9 +19,7 @@ class SettingError(ValueError):
 
 def check_settings(cfg: Config) -> None:
     """Raise SettingError for the first setting that breaks its rule, with rule and value."""
-    for name, value, least in _bounds(cfg):
-        if not value >= least:
-            raise SettingError(f"{name} must be at least {least}, got {value}")
+    check_at_least(_bounds(cfg))
     for name, share in (
         ("model.dropout", cfg.model.dropout),
         ("optimizer.beta1", cfg.optimizer.beta1),
@@ -37,6 +37,13 @@ def check_settings(cfg: Config) -> None:
             f"begins so, got {cfg.trainer.strategy}"
         )
     _check_memory(cfg)
+
+
+def check_at_least(bounds: Iterable[tuple[str, float, float]]) -> None:
+    """Raise SettingError for the first (name, value, least) whose value is too small."""
+    for name, value, least in bounds:
+        if not value >= least:  # NaN isn't
+            raise SettingError(f"{name} must be at least {least}, got {value}")
 
 
 def _bounds(cfg: Config) -> tuple[tuple[str, float, float], ...]:
@@ -67,8 +74,10 @@ def _check_memory(cfg: Config) -> None:
     """
     if cfg.softmax.name is Softmax.sdpa:
         return  # no scores are written
-    on_gpu = cfg.trainer.accelerator != "cpu" and torch.cuda.is_available()
-    memory = _gpu_bytes() if on_gpu else _memory_bytes()
+    device = run_device(cfg)
+    memory = _memory_bytes()
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
     item = 4 if cfg.trainer.precision.startswith("32") else 2
     needed = cfg.data.batch_size * cfg.model.n_head * cfg.data.seq_len**2 * item
     if memory is not None and needed > memory:
@@ -78,10 +87,6 @@ def _check_memory(cfg: Config) -> None:
             f"{memory / 2**30:,.0f}; use shorter or fewer examples (with "
             "trainer.accumulate_grad_batches), or softmax=sdpa, which never writes them"
         )
-
-
-def _gpu_bytes() -> int:
-    return torch.cuda.get_device_properties(0).total_memory
 
 
 def _memory_bytes() -> int | None:

@@ -155,18 +155,21 @@ class MetricsRecorder(Callback):
 
     def is_finite(self) -> bool:
         """Whether all training losses that were read are."""
-        losses = (row.train_loss for row in self.rows.values())
-        return all(loss is None or math.isfinite(loss) for loss in losses)
+        return self._first_lost() is None
+
+    def _first_lost(self) -> MetricsRow | None:
+        rows = (self.rows[step] for step in sorted(self.rows))
+        losses = ((row, row.train_loss) for row in rows if row.train_loss is not None)
+        return next((row for row, loss in losses if not math.isfinite(loss)), None)
 
     def _check_losses(self) -> None:
-        for step in sorted(self.rows):
-            loss = self.rows[step].train_loss
-            if loss is not None and not math.isfinite(loss):
-                raise LossError(
-                    f"the training loss of step {step} is {loss}: the weights are lost from there "
-                    "on; start again with a lower model.learning_rate, or with gradients clipped "
-                    "(trainer.gradient_clip_val=1.0)"
-                )
+        lost = self._first_lost()
+        if lost is not None:
+            raise LossError(
+                f"the training loss of step {lost.step} is {lost.train_loss}: the weights are lost "
+                "from there on; start again with a lower model.learning_rate, or with gradients "
+                "clipped (trainer.gradient_clip_val=1.0)"
+            )
 
     def live(self) -> dict[str, str]:
         """Loss of the last step and tokens/s since the call before; waits for the device."""

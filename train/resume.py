@@ -35,9 +35,8 @@ def find_checkpoint(cfg: Config) -> Path | None:
     run_dir = Path(cfg.run_dir).absolute()
     if (run_dir / LAST).is_file():
         return run_dir / LAST
-    runs = next((folder for folder in run_dir.parents if folder.name == "runs"), run_dir)
-    # The arms of a comparison are no runs of the user's.
-    found = [path for path in runs.glob(f"**/{LAST}") if "arms" not in path.parts]
+    runs = _folder_of_runs(run_dir) or run_dir
+    found = _in_runs(runs, LAST)
     found.sort(key=lambda path: path.stat().st_mtime)
     if not found:
         raise FileNotFoundError(
@@ -50,20 +49,29 @@ def find_checkpoint(cfg: Config) -> Path | None:
 def runs_left_out(checkpoint: Path) -> list[str]:
     """A line for each run beside that of `checkpoint` which is newer and has none itself."""
     run_dir = checkpoint.parents[1]
-    runs = next((folder for folder in run_dir.parents if folder.name == "runs"), None)
+    runs = _folder_of_runs(run_dir)
     if runs is None or not (run_dir / STATUS).is_file():
         return []
     since = (run_dir / STATUS).stat().st_mtime
     newer = [
         path.parent
-        for path in sorted(runs.glob(f"**/{STATUS}"))
+        for path in sorted(_in_runs(runs, Path(STATUS)))
         if path.stat().st_mtime > since and (path.parent / "config.yaml").is_file()
     ]
     return [
         f"left out: {folder}, which is newer ({read_status(folder)}) but has no checkpoint"
         for folder in newer
-        if "arms" not in folder.parts and not (folder / LAST).is_file()
+        if not (folder / LAST).is_file()
     ]
+
+
+def _folder_of_runs(run_dir: Path) -> Path | None:
+    return next((folder for folder in run_dir.parents if folder.name == "runs"), None)
+
+
+def _in_runs(runs: Path, name: Path) -> list[Path]:
+    """Files of that name in all runs. The arms of a comparison are no runs of the user's."""
+    return [path for path in runs.glob(f"**/{name}") if "arms" not in path.parts]
 
 
 def check_same_run(cfg: Config, checkpoint: Path) -> list[str]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import torch
 from pytorch_lightning.utilities import rank_zero_only
@@ -38,9 +37,14 @@ def run_status(run_dir: Path, *, can_go_on: bool = True) -> Iterator[None]:
     mine = {"started": _now(), "host": platform.node(), "process": os.getpid()}
 
     @rank_zero_only
-    def write(status: str, **more: Any) -> None:
+    def write(status: str, **more: str) -> None:
         values = {"status": status, **mine, "written": _now(), **more}
         write_json(run_dir / STATUS, values)
+
+    @rank_zero_only
+    def restore(text: str) -> None:
+        with whole_file(run_dir / STATUS) as unfinished:
+            unfinished.write_text(text)
 
     @rank_zero_only
     def say(way: str) -> None:
@@ -48,7 +52,7 @@ def run_status(run_dir: Path, *, can_go_on: bool = True) -> Iterator[None]:
 
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / STATUS
-    before = json.loads(path.read_text()) if path.is_file() else None
+    before = path.read_text() if path.is_file() else None
     write(RUNNING)
     if not _rank():  # of a run that this one goes on from
         (run_dir / TRACEBACK).unlink(missing_ok=True)
@@ -60,7 +64,7 @@ def run_status(run_dir: Path, *, can_go_on: bool = True) -> Iterator[None]:
         advice = _way_out(error, run_dir)
         if isinstance(error, SettingError) and before is not None:
             # Nothing was done: what became of the run that was to be gone on with still holds.
-            write(**before)
+            restore(before)
         elif is_interrupt:
             write("interrupted", **advice)
             none = "there is no checkpoint yet" if can_go_on else f"what there is: {run_dir}"

@@ -102,11 +102,12 @@ def _cases(
     ms, peak = time_steps([lambda: step(batch)], device, rounds)
     yield {"ms": ms, "peak_gib": peak and peak - others, "first_step_s": first}
     if changing:
-        batches = [make_batch(B, length, size, device) for length in different_lengths(T)]
+        lengths = different_lengths(T)
+        batches = [make_batch(B, length, size, device) for length in lengths]
         steps: list[Callable[[], None]] = [lambda b=b: step(b) for b in batches]  # type: ignore[misc]
         first += seconds_of(lambda: [run() for run in steps], device)
         ms, peak = time_steps(steps, device, max(2, rounds // 4))
-        note = f"mean step over {len(batches)} lengths from {different_lengths(T)[-1]} to {T}"
+        note = f"mean step over {len(lengths)} lengths from {lengths[-1]} to {T}"
         memory = peak and peak - others
         yield {"ms": ms, "peak_gib": memory, "first_step_s": first, "note": note}
 

@@ -135,20 +135,19 @@ def write_rows(path: Path, rows: Iterable[Row], columns: Sequence[str] = COLUMNS
         raise
 
 
-def merged(paths: Iterable[Path], columns: Sequence[str] = KEY) -> list[Row]:
+def merged(paths: Iterable[Path], columns: Sequence[str] | None = None) -> list[Row]:
     """The rows of the parts of one run; a cell that was measured again counts by its last row.
 
     Raises:
-        ValueError: for a file without one of `columns`, or with others where those are more than
-            what names a row.
+        ValueError: for a file with other `columns`; None: without those that name a row.
     """
     rows: dict[tuple[str, ...], Row] = {}
     for path in paths:
         found = read_rows(path)
         has = set(found[0]) if found else set()
-        if not has >= set(columns) or (columns != KEY and has != set(columns)):
+        if has != set(columns) if columns else not has >= set(KEY):
             raise ValueError(
-                f"{path} must have the columns {', '.join(columns)}; it has "
+                f"{path} must have the columns {', '.join(columns or KEY)}; it has "
                 f"{', '.join(filter(None, has)) or 'no rows'}: it is no file of this benchmark"
             )
         for row in found:

@@ -116,13 +116,17 @@ def gpt_text(rows: Sequence[Row]) -> str:
     return _joined(table(("", *GPT_COLUMNS), lines), words, rows)
 
 
-def bias_memory_text(rows: Sequence[Row]) -> str:
-    """Peak memory of the same attentions."""
-    columns = BIAS_COLUMNS[:-1]
-    groups = _grouped(
+def _bias_groups(rows: Sequence[Row]) -> dict[str, BySystem]:
+    return _grouped(
         [r for r in rows if r["case"].startswith(BIAS_CASE)],
         lambda r: (r["case"].removeprefix(BIAS_CASE), r["shape"], r["dtype"]),
     )
+
+
+def bias_memory_text(rows: Sequence[Row]) -> str:
+    """Peak memory of the same attentions."""
+    columns = BIAS_COLUMNS[:-1]
+    groups = _bias_groups(rows)
     lines = [
         [name, *(short(_of(by, system, "peak_gib")) for system in columns)]
         for name, by in groups.items()
@@ -132,10 +136,7 @@ def bias_memory_text(rows: Sequence[Row]) -> str:
 
 def bias_text(rows: Sequence[Row]) -> str:
     """Milliseconds of the attentions with a learned bias."""
-    groups = _grouped(
-        [r for r in rows if r["case"].startswith(BIAS_CASE)],
-        lambda r: (r["case"].removeprefix(BIAS_CASE), r["shape"], r["dtype"]),
-    )
+    groups = _bias_groups(rows)
     lines = []
     for name, by_system in groups.items():
         cells = [short(_of(by_system, system, "ms_p50")) for system in BIAS_COLUMNS]

@@ -48,7 +48,7 @@ def run_all(jobs: Sequence[Job]) -> None:
 
 
 def _run(job: Job, say: Callable[[str], None]) -> None:
-    """Run it, and `say` the last line of its output whenever that is another one."""
+    """Run it, and `say` the last line of its output again and again."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("w") as log:
         process = subprocess.Popen(

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from sms_plugin.callbacks.whole_file import whole_file
 from train.config import Config
-
-
-def check_at_least(bounds: Iterable[tuple[str, int, int]]) -> None:
-    """Raise a ValueError for the first (name, value, least) whose value is too small."""
-    for name, value, least in bounds:
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def write_arm_config(cfg: Config, path: Path) -> Path:

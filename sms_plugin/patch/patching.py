@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -104,7 +104,6 @@ def apply_patch(
         )
     candidates = dict(_attention_modules(model))
     selected = _select(candidates, modules)
-    todo: list[tuple[nn.Module, Adapter]] = []
     patched: list[PatchedModule] = []
     skipped: list[SkippedModule] = []
     for name, module in candidates.items():
@@ -118,13 +117,11 @@ def apply_patch(
             already = getattr(module, _NAME, None) == softmax
             unread = softmax != "sdpa" and on_probs is None and _is_unread(model, name, adapter)
             patched.append(PatchedModule(name, kind, already, unread))
-            if not already:
-                todo.append((module, adapter))
-    for done in _left_alone(patched, skipped, candidates):
+    torn = _torn(
+        [candidates[done.name] for done in patched], [candidates[left.name] for left in skipped]
+    )
+    for done in [done for done in patched if adapter_of(candidates[done.name]) in torn]:
         patched.remove(done)
-        todo = [
-            (module, adapter) for module, adapter in todo if module is not candidates[done.name]
-        ]
         skipped.append(SkippedModule(done.name, done.kind, _NOT_APART, True))
     report = PatchReport(softmax, tuple(patched), tuple(skipped))
     if strict and any(module.blocking for module in skipped):
@@ -140,8 +137,11 @@ def apply_patch(
             report,
         )
     # Built first: nothing below can fail, so no model is left half patched.
+    todo = [candidates[done.name] for done in patched if not done.already]
     slots = [None if softmax == "sdpa" else ScaledMaskSoftmax(softmax) for _ in todo]
-    for (module, adapter), slot in zip(todo, slots, strict=True):
+    for module, slot in zip(todo, slots, strict=True):
+        adapter = adapter_of(module)
+        assert adapter is not None  # or it would have been skipped
         _restore(module, adapter)
         _swap(module, adapter, softmax, slot)
     for done in patched:
@@ -173,36 +173,24 @@ def unpatch_attention(model: nn.Module, *, modules: Sequence[str] | None = None)
     candidates = dict(_attention_modules(model))
     selected = _select(candidates, modules)
     patched = {name: module for name, module in candidates.items() if is_patched(module)}
-    apart = {adapter_of(module) for name, module in patched.items() if name not in selected}
-    for name, module in patched.items():
-        if name in selected and _is_together(module) and adapter_of(module) in apart:
+    chosen = {name: module for name, module in patched.items() if name in selected}
+    torn = _torn(chosen.values(), [patched[name] for name in patched if name not in selected])
+    for name, module in chosen.items():
+        if adapter_of(module) in torn:
             raise ValueError(f"modules: {name!r} can't be unpatched alone: {_NOT_APART}")
     restored = []
-    for name, module in patched.items():
+    for name, module in chosen.items():
         adapter = adapter_of(module)
-        if adapter is not None and name in selected:
+        if adapter is not None:
             _restore(module, adapter)
             restored.append(name)
     return tuple(restored)
 
 
-def _is_together(module: nn.Module) -> bool:
-    adapter = adapter_of(module)
-    return adapter is not None and adapter.together
-
-
-def _left_alone(
-    patched: Sequence[PatchedModule],
-    skipped: Sequence[SkippedModule],
-    candidates: dict[str, nn.Module],
-) -> list[PatchedModule]:
-    """Those that may be patched only with all of their class, some of which are skipped."""
-    apart = {adapter_of(candidates[left.name]) for left in skipped}
-    return [
-        done
-        for done in patched
-        if _is_together(candidates[done.name]) and adapter_of(candidates[done.name]) in apart
-    ]
+def _torn(some: Iterable[nn.Module], others: Iterable[nn.Module]) -> set[Adapter]:
+    """Adapters that patch all of their class or none, with modules on both sides."""
+    adapters = {adapter for module in some if (adapter := adapter_of(module)) is not None}
+    return {a for a in adapters if a.together} & {adapter_of(module) for module in others}
 
 
 def _swap(
@@ -210,7 +198,6 @@ def _swap(
 ) -> None:
     cls = adapter.class_for(softmax)
     assert cls is not None  # _why_not has seen to it
-    _drop_own_forward(module)
     module.__class__ = cls
     module.__dict__[_NAME] = softmax
     if slot is not None:
@@ -267,13 +254,9 @@ def _is_own_forward(module: nn.Module) -> bool:
     )
 
 
-def _drop_own_forward(module: nn.Module) -> None:
+def _restore(module: nn.Module, adapter: Adapter) -> None:
     if _is_own_forward(module):
         del module.__dict__["forward"]
-
-
-def _restore(module: nn.Module, adapter: Adapter) -> None:
-    _drop_own_forward(module)
     module._modules.pop(SLOT, None)
     module.__dict__.pop(_NAME, None)
     module.__class__ = adapter.original

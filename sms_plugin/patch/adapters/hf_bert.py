@@ -16,6 +16,7 @@ from sms_plugin.patch.adapters.huggingface import (
     DispatchedAttention,
     cached_keys_and_values,
     register_dispatched,
+    split_heads,
     too_old,
 )
 from sms_plugin.patch.registry import register_adapter
@@ -43,18 +44,17 @@ if hasattr(modeling_bert, "BertSdpaSelfAttention"):  # 4.57
         ) -> tuple[Tensor, Tensor]:
             is_cross = encoder_hidden_states is not None
             states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-
-            def heads(linear: nn.Module, x: Tensor) -> Tensor:
-                return linear(x).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-
             key, value = cached_keys_and_values(
-                lambda: (heads(self.key, states), heads(self.value, states)),
+                lambda: (
+                    split_heads(self.key(states), self.num_attention_heads),
+                    split_heads(self.value(states), self.num_attention_heads),
+                ),
                 past_key_values,
                 self.layer_idx,
                 is_cross,
                 cache_position,
             )
-            query = heads(self.query, hidden_states)  # (B, H, Tq, D)
+            query = split_heads(self.query(hidden_states), self.num_attention_heads)
             scores = query @ key.transpose(-2, -1)  # (B, H, Tq, Tk)
             is_causal = (
                 self.is_causal_without_mask

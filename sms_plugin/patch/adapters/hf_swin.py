@@ -15,6 +15,7 @@ from sms_plugin.modules import ScaledMaskSoftmax
 from sms_plugin.patch.adapters.huggingface import (
     DispatchedAttention,
     register_dispatched,
+    split_heads,
     too_old,
 )
 from sms_plugin.patch.adapters.windows import softmax_in_windows
@@ -35,7 +36,7 @@ if hasattr(modeling_swin, "SwinSelfAttention"):  # 4.57
             output_attentions: bool | None = False,
         ) -> tuple[Tensor, ...]:
             query, key, value = (
-                linear(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+                split_heads(linear(hidden_states), self.num_attention_heads)
                 for linear in (self.query, self.key, self.value)
             )  # (B * W, H, T, D) each
             bias = self.relative_position_bias_table[self.relative_position_index]  # (T, T, H)

@@ -19,6 +19,7 @@ from sms_plugin.patch.adapters.huggingface import (
     cached_keys_and_values,
     operator_mask,
     register_dispatched,
+    split_heads,
     too_old,
 )
 from sms_plugin.patch.registry import register_adapter
@@ -58,18 +59,17 @@ else:  # 4.57
         ) -> tuple[Tensor | None, ...]:
             is_cross = key_value_states is not None
             states = hidden_states if key_value_states is None else key_value_states
-
-            def heads(linear: nn.Module, x: Tensor) -> Tensor:
-                return linear(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-
             key, value = cached_keys_and_values(
-                lambda: (heads(self.k, states), heads(self.v, states)),
+                lambda: (
+                    split_heads(self.k(states), self.n_heads),
+                    split_heads(self.v(states), self.n_heads),
+                ),
                 past_key_values,
                 self.layer_idx,
                 is_cross,
                 cache_position,
             )
-            query = heads(self.q, hidden_states)  # (B, H, Tq, D)
+            query = split_heads(self.q(hidden_states), self.n_heads)  # (B, H, Tq, D)
             scores = query @ key.transpose(-2, -1)  # (B, H, Tq, Tk)
             queries, keys = scores.shape[-2:]
             if position_bias is None and self.has_relative_attention_bias:

@@ -157,6 +157,11 @@ def attention_function(
     return module.attend(query, key, value, attention_mask, **kwargs)
 
 
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, H * D) as (B, H, T, D)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
 def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` for (B, H, T, N) and (B, G, N, M), where H / G heads share one of `b`."""
     B, H, T, N = a.shape
